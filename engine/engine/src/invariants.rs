@@ -1,10 +1,15 @@
 //! The engine's equations (see [`Pager`]). Tests and fuzzers check them after each round.
 use crate::area::Area;
+use crate::area::lock::AreaLock;
+use crate::backing::Backing;
 use crate::folio::index::FolioId;
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
 use crate::folio::{Folio, FolioState};
-use crate::parts::walk;
+use crate::memory::mapper::Mapper;
+use crate::parts::EngineParts;
 use crate::reclaim::writeback::Writeback;
+use crate::requests::pause::ForkPauses;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -26,12 +31,31 @@ struct FolioSums {
     in_file: u64,
 }
 
-walk! {
-    /// Verifies the engine.
-    pub(crate) struct Invariants
+/// Verifies the engine.
+#[derive(Copy, Clone)]
+pub(crate) struct Invariants<'a> {
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    areas: &'a AreaLock,
+    pauses: &'a ForkPauses,
+    engine: &'a EngineParts,
 }
 
-impl Invariants<'_> {
+impl<'a> Invariants<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Invariants<'a> {
+        Invariants {
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            areas: &engine.areas,
+            pauses: &engine.pauses,
+            engine,
+        }
+    }
+
     /// Verifies the conditions that hold while no thread works: store, frames, and every folio of
     /// every area. The caller is no engine thread.
     ///
@@ -41,7 +65,7 @@ impl Invariants<'_> {
         // Background threads would evict and trim between two figures.
         let _paused = self.pauses.paused_background();
         let areas = self.areas.write();
-        Writeback(self.0).drain_writes();
+        Writeback::new(self.engine).drain_writes();
         self.backing.store().check()?;
         self.mapper.frames().check(self.mapper.space()).map_err(|e| e.to_string())?;
         self.backing.swap().map_or(Ok(()), Swap::check)?;

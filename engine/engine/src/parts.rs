@@ -1,11 +1,17 @@
-//! The parts of an engine, and the definition of a walk.
+//! The parts of an engine. Walks work on them.
 //!
-//! A part owns its data: its fields are private, and it knows no walk. A walk (a fault, a reclaim,
-//! a fork) is a type that holds only a reference to the parts. Only code that imports its type can
-//! call its methods, and imports go down only: so calls do.
+//! A part owns its data: its fields are private, and it knows no walk.
+//!
+//! A walk (a fault, a reclaim, a fork) is a struct that names the parts it uses. It owns nothing.
+//! `new` takes the references from an [`EngineParts`], and is inlined, so fields that a caller
+//! doesn't need cost nothing. A walk that begins other walks keeps the [`EngineParts`] too, in its
+//! field `engine`, and passes it to their `new` only. So the struct lists all parts that the walk
+//! itself uses.
+//!
+//! Only code that imports a walk's type can call its methods, and imports go down only: so calls do.
 use crate::area::lock::AreaLock;
 use crate::backing::Backing;
-use crate::config::{Config, Delivery};
+use crate::config::Config;
 use crate::folio::table::FolioTable;
 use crate::holds::Holds;
 use crate::memory::budget::Budget;
@@ -60,30 +66,6 @@ pub struct EngineParts {
     pub(crate) recompress: Option<CodecSpec>,
     pub(crate) cpus: usize,
 }
-
-impl EngineParts {
-    /// Returns whether the faulting thread serves its fault itself.
-    pub(crate) fn is_inline(&self) -> bool {
-        self.config.delivery != Delivery::Thread
-    }
-}
-
-/// Defines a walk: a type that holds a reference to the parts.
-macro_rules! walk {
-    ($(#[$doc:meta])* $vis:vis struct $name:ident) => {
-        $(#[$doc])*
-        #[derive(Copy, Clone)]
-        $vis struct $name<'a>(pub(crate) &'a crate::parts::EngineParts);
-
-        impl core::ops::Deref for $name<'_> {
-            type Target = crate::parts::EngineParts;
-            fn deref(&self) -> &crate::parts::EngineParts {
-                self.0
-            }
-        }
-    };
-}
-pub(crate) use walk;
 
 /// Returns the bytes of `pages` pages.
 pub(crate) const fn bytes(pages: usize) -> usize {

@@ -5,9 +5,8 @@
 //! child every call does nothing, and dropped values are forgotten.
 use crate::config::{Config, ConfigError, Delivery};
 use crate::delivery::background::{self, EngineThread};
-use crate::delivery::gate;
 use crate::delivery::region::FaultHandlers;
-use crate::delivery::sigbus;
+use crate::delivery::{gate, sigbus};
 use crate::mappings::ranges::KeyRanges;
 use crate::pager::{Pager, PagerParts, StartError, codec_threads};
 use crate::stats_place::StatsPlace;
@@ -212,7 +211,6 @@ impl Memory {
         let process_tag = ProcessTag::new().map_err(|e| {
             Error::System("Mapping a page that children of fork don't inherit failed", e)
         })?;
-        let threads = |e| Error::System("Starting engine threads failed", e);
         let descriptors = match gate::is_armed() {
             true => [uffd.fd().as_raw_fd(), pagemap_number],
             false => [0; 2],
@@ -232,23 +230,7 @@ impl Memory {
                 sigbus::ENGINES_MAX
             )));
         }
-        let starts = background::threads(&engine.pager, workers);
-        engine.workers =
-            starts.iter().map(EngineThread::by_libc).collect::<Result<_, _>>().map_err(threads)?;
-        if is_signal {
-            // The gate's handler uses the same list.
-            if !sigbus::enlist(&engine.pager, !gate::is_armed())
-                .map_err(|e| Error::System("Mapping a page for the list of engines failed", e))?
-            {
-                return Err(Error::Config(alloc::format!(
-                    "At most {} engines of a process can use signal delivery. Drop one, or use delivery thread.",
-                    sigbus::ENGINES_MAX
-                )));
-            }
-        } else {
-            engine.handlers =
-                Some(FaultHandlers::start(&engine.pager, &engine.uffd).map_err(threads)?);
-        }
+        engine.start(workers, is_signal)?;
         Ok(Memory { engine: Arc::new(engine) })
     }
 
@@ -360,6 +342,32 @@ impl RegionEngine {
     /// Returns whether the caller is in the process that made it. No other process may use it.
     fn is_here(&self) -> bool {
         self.process_tag.is_here()
+    }
+
+    /// Starts its background threads, and what serves its faults: the signal handler, or threads.
+    fn start(&mut self, workers: usize, is_signal: bool) -> Result<(), Error> {
+        let no_threads = |e| Error::System("Starting engine threads failed", e);
+        let starts = background::threads(&self.pager, workers);
+        self.workers = starts
+            .iter()
+            .map(EngineThread::by_libc)
+            .collect::<Result<_, _>>()
+            .map_err(no_threads)?;
+        if !is_signal {
+            let handlers = FaultHandlers::start(&self.pager, &self.uffd).map_err(no_threads)?;
+            self.handlers = Some(handlers);
+            return Ok(());
+        }
+        // The gate's handler uses the same list.
+        let is_listed = sigbus::enlist(&self.pager, !gate::is_armed())
+            .map_err(|e| Error::System("Mapping a page for the list of engines failed", e))?;
+        if !is_listed {
+            return Err(Error::Config(alloc::format!(
+                "At most {} engines of a process can use signal delivery. Drop one, or use delivery thread.",
+                sigbus::ENGINES_MAX
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -542,7 +550,7 @@ impl Drop for Region {
         let mut areas = pager.0.areas.write();
         // Unregistered first: from now on no fault arrives for it.
         let _ = self.engine.uffd.unregister(self.zone.start(), self.zone.len());
-        KeyRanges(&pager.0).forget(
+        KeyRanges::new(&pager.0).forget(
             &mut areas,
             self.zone.start(),
             self.zone.start() + self.zone.len(),

@@ -18,6 +18,13 @@ pub enum Delivery {
     Gate,
 }
 
+impl Delivery {
+    /// Returns whether the faulting thread serves its fault itself.
+    pub fn is_inline(self) -> bool {
+        self != Delivery::Thread
+    }
+}
+
 /// What happens when no more can be folded within the limit.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum OnFull {

@@ -24,16 +24,16 @@ impl Pager {
         let request = self.0.requests.next();
         let _open = self.0.pauses.background();
         match request {
-            BackgroundRequest::Load(window) => Loads(&self.0).load_ahead(window),
+            BackgroundRequest::Load(window) => Loads::new(&self.0).load_ahead(window),
             BackgroundRequest::Reclaim => {
-                if Background(&self.0).reclaim_in_background() {
+                if Background::new(&self.0).reclaim_in_background() {
                     self.0.requests.go_on();
                 }
                 if self.0.config.canned == DictionarySource::On {
                     self.0.backing.store().canned_step();
                 }
             }
-            BackgroundRequest::Collapse(key) => HugePages(&self.0).collapse(key),
+            BackgroundRequest::Collapse(key) => HugePages::new(&self.0).collapse(key),
             BackgroundRequest::Stop => return false,
         }
         true

@@ -18,7 +18,6 @@ use crate::folio::lru::LruList;
 use crate::folio::{Folio, FolioState};
 use crate::parts::bytes;
 use crate::reclaim::Reclaim;
-use crate::residency::Residency;
 use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::units::{Order, PAGE_SIZE};
@@ -105,7 +104,7 @@ impl Faults<'_> {
     /// them.
     pub(super) fn charge_copies(&self, areas: &Areas, order: Order) {
         self.budget.quota().sub_others(order.bytes() as u64);
-        Reclaim(self.0).make_room_for_copies(areas, order.pages() as u64);
+        Reclaim::new(self.engine).make_room_for_copies(areas, order.pages() as u64);
     }
 
     /// Makes the block of this order around the address `addr` private, after it was charged. It may
@@ -126,14 +125,14 @@ impl Faults<'_> {
             if folio.state.get() == FolioState::Partial {
                 break;
             }
-            let id = self.table.carve(guard, id, at, folio.order().min(order), &self.backing);
+            let id = self.table.carve(guard, id, at, folio.order().min(order), self.backing);
             let folio = self.table.get(guard, id);
             if folio.refused.get() != LruList::None {
                 folio.refused.set(LruList::None);
                 folio.active.set(true);
             }
             self.table.list_by_state(guard, id);
-            Residency(self.0).note_write(guard, id);
+            self.note_write(guard, id);
             at = folio.end();
         }
         let (start, len) = (area.addr_of(start), bytes(order.pages()));

@@ -1,19 +1,25 @@
 //! Loads from the store into a frame.
+use crate::area::lock::AreaLock;
 use crate::area::{Area, Areas};
-use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
+use crate::backing::{Backing, BlockSlot};
+use crate::config::Config;
 use crate::fault::readahead::Readahead;
 use crate::folio::index::ShardGuard;
 use crate::folio::loading::LoadingFolio;
+use crate::folio::table::FolioTable;
 use crate::folio::{Folio, FolioState};
+use crate::holds::Holds;
 use crate::limits::Limits;
 use crate::memory::frames::Frame;
-use crate::parts::walk;
-use crate::reclaim::NoFrame;
-use crate::reclaim::Reclaim;
+use crate::memory::mapper::Mapper;
+use crate::parts::EngineParts;
+use crate::policy::first_touches::FirstTouches;
+use crate::reclaim::{NoFrame, Reclaim};
 use crate::requests::background::LoadWindow;
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
+use crate::stats_place::StatsPlace;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::Order;
 use memfold_stats as stats;
@@ -60,12 +66,37 @@ pub(crate) enum LoadOutcome {
     Again,
 }
 
-walk! {
-    /// Loads folios.
-    pub(crate) struct Loads
+/// Loads folios.
+#[derive(Copy, Clone)]
+pub(crate) struct Loads<'a> {
+    pub(super) config: &'a Config,
+    pub(super) stats: &'a StatsPlace,
+    pub(super) table: &'a FolioTable,
+    pub(super) mapper: &'a Mapper,
+    pub(super) backing: &'a Backing,
+    pub(super) areas: &'a AreaLock,
+    pub(super) first_touches: &'a FirstTouches,
+    pub(super) holds: &'static Holds,
+    pub(super) engine: &'a EngineParts,
 }
 
-impl Loads<'_> {
+impl<'a> Loads<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Loads<'a> {
+        Loads {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            areas: &engine.areas,
+            first_touches: &engine.first_touches,
+            holds: engine.holds,
+            engine,
+        }
+    }
+
     /// Loads the `Stored` folio that covers `key`, or as much of its neighbourhood as `want`
     /// allows. Maps it, except for readahead. A single page or small block may be loaded alone,
     /// also into a `Partial` folio. Takes the guard of the key's shard.
@@ -80,7 +111,6 @@ impl Loads<'_> {
         purpose: LoadPurpose,
         from: BlockSource,
     ) -> (LoadOutcome, u64, u64) {
-        let residency = Residency(self.0);
         let forced = purpose != LoadPurpose::Ahead && self.is_forced_small();
         let want = if forced { self.config.block_order } else { want };
         let load = self.form_window(&mut guard, area, key, want, from);
@@ -104,6 +134,20 @@ impl Loads<'_> {
             }
             _ => load,
         };
+        self.load_into_frame(areas, area, load, key, purpose)
+    }
+
+    /// Loads a window into a frame, which is mapped for a fault. Returns the keys of the window, which
+    /// is smaller than it was if there was no large frame.
+    fn load_into_frame(
+        &self,
+        areas: &Areas,
+        area: &Area,
+        load: LoadingFolio,
+        key: u64,
+        purpose: LoadPurpose,
+    ) -> (LoadOutcome, u64, u64) {
+        let residency = Residency::new(self.engine);
         let (frame, load) = match self.frame_for_loading(areas, area, load, key) {
             Ok(found) => found,
             Err(NoFrame::Again) => return (LoadOutcome::Again, key, key + 1),
@@ -131,7 +175,8 @@ impl Loads<'_> {
             // A thread has caught up with the window, so the stream advances as if it had been
             // loaded in time.
             drop(guard);
-            Readahead(self.0).advance_stream(area, start, start, start + pages, from_file);
+            let readahead = Readahead::new(self.engine);
+            readahead.advance_stream(area, start, start, start + pages, from_file);
         }
         (
             if done > (key - start) as usize { LoadOutcome::Done } else { LoadOutcome::Again },
@@ -159,7 +204,7 @@ impl Loads<'_> {
             self.table.notify(guard);
             return folio.order().pages();
         }
-        Residency(self.0).map_in(guard, area.addr_of(folio.key()), id).pages
+        Residency::new(self.engine).map_in(guard, area.addr_of(folio.key()), id).pages
     }
 
     /// Makes one `Loading` folio of the largest aligned window around `key`. The window is at most
@@ -190,7 +235,7 @@ impl Loads<'_> {
             order = order.smaller().expect("above another order");
         }
         let id = if order <= own {
-            self.table.carve(guard, id, align(key, order), order, &self.backing)
+            self.table.carve(guard, id, align(key, order), order, self.backing)
         } else {
             self.table.merge(guard, align(key, order), order, key)
         };
@@ -248,7 +293,7 @@ impl Loads<'_> {
     ) -> Result<(Frame, LoadingFolio), NoFrame> {
         loop {
             let order = load.order();
-            match Reclaim(self.0).frame_for(areas, order) {
+            match Reclaim::new(self.engine).frame_for(areas, order) {
                 Ok(Some(frame)) => return Ok((frame, load)),
                 Ok(None) => {
                     stats::add(&self.stats.frame_alloc_failed, 1);
@@ -268,11 +313,11 @@ impl Loads<'_> {
         let keys = load.keys();
         let mut guard = self.table.lock(key);
         let wanted = self.table.is_wanted(load.id());
-        let load = self.table.shrink_load(&mut guard, load, key, order, &self.backing);
+        let load = self.table.shrink_load(&mut guard, load, key, order, self.backing);
         if wanted {
             // Threads that wait for the folio look again, as some of their pages may no longer be
             // loading.
-            Residency(self.0).wake_waiters(&guard, area, keys.start, keys.end);
+            Residency::new(self.engine).wake_waiters(&guard, area, keys.start, keys.end);
         }
         load
     }
@@ -280,8 +325,8 @@ impl Loads<'_> {
     pub(super) fn undo(&self, area: &Area, load: LoadingFolio) {
         let keys = load.keys();
         let mut guard = self.table.lock(keys.start);
-        self.table.undo_load(&mut guard, load, &self.backing);
-        Residency(self.0).wake_waiters(&guard, area, keys.start, keys.end);
+        self.table.undo_load(&mut guard, load, self.backing);
+        Residency::new(self.engine).wake_waiters(&guard, area, keys.start, keys.end);
     }
 
     /// Records in `context` the slots of the blocks of a load.
@@ -327,7 +372,7 @@ impl Loads<'_> {
             LoadPurpose::Ahead,
             BlockSource::Any,
         );
-        Limits(self.0).ask_past_target();
+        Limits::new(self.engine).ask_past_target();
     }
 }
 

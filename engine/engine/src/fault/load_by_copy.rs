@@ -20,9 +20,8 @@ use crate::folio::{Folio, TouchKind};
 use crate::limits::Limits;
 use crate::memory::frames::FrameKind;
 use crate::policy::stream_readahead::is_protected;
-use crate::reclaim::Reclaim;
-use crate::reclaim::ReclaimProgress;
 use crate::reclaim::block_size::BlockSize;
+use crate::reclaim::{Reclaim, ReclaimProgress};
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
 use core::ops::Range;
@@ -59,9 +58,9 @@ impl Loads<'_> {
         let (whole, order) = (folio.key()..folio.end(), folio.order());
         // A block of which a part is in memory takes room twice.
         let by_itself = self.mapper.drops_clean()
-            && !Limits(self.0).stored_takes_more()
+            && !Limits::new(self.engine).stored_takes_more()
             && access.touch == TouchKind::RANDOM
-            && !BlockSize(self.0).is_used_together(folio.touch.get());
+            && !BlockSize::new(self.engine).is_used_together(folio.touch.get());
         if folio.here.get() != 0 {
             return Some(if by_itself { key..key + 1 } else { whole });
         }
@@ -74,7 +73,7 @@ impl Loads<'_> {
         // What comes from the file is read there as a whole.
         let handle = self.table.slots(folio)[0].get().handle;
         let is_in_pool = handle.as_foreign().is_none();
-        if by_itself && is_in_pool && BlockSize(self.0).loads_parts(order) {
+        if by_itself && is_in_pool && BlockSize::new(self.engine).loads_parts(order) {
             return Some(key..key + 1);
         }
         // A block that is copied home protected can be dropped together with many others, until the
@@ -112,24 +111,26 @@ impl Loads<'_> {
         if !has_room && !is_partial {
             return Err(load);
         }
-        if !has_room && let Ok(Some(frame)) = Reclaim(self.0).frame_for(areas, Order::PAGE) {
+        if !has_room
+            && let Ok(Some(frame)) = Reclaim::new(self.engine).frame_for(areas, Order::PAGE)
+        {
             // It has done what is done where there is no room, and is itself given back later.
             self.mapper.frames().give(frame, Order::PAGE, FrameKind::Full);
         }
-        Residency(self.0).copy_in(areas, area, load, keys, access)
+        Residency::new(self.engine).copy_in(areas, area, load, keys, access)
     }
 
     /// Makes room for one page that the kernel will allocate. What is evicted for it leaves a full
     /// frame; such frames are given back many at a time, as each time costs interrupts of all CPUs
     /// that the program runs on.
     fn make_room_for_page(&self, areas: &Areas) -> bool {
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         let target = limits.target();
         let batch = BATCH_PAGES.min(target / BATCH_SHARE);
         let free = self.mapper.frames().full_free();
         let lacking = (limits.physical() + batch).saturating_sub(target + free).min(CATCH_UP_PAGES);
         if lacking > 0
-            && Reclaim(self.0).reclaim(AreasAccess::Read(areas), free + lacking, 0)
+            && Reclaim::new(self.engine).reclaim(AreasAccess::Read(areas), free + lacking, 0)
                 == ReclaimProgress::Again
         {
             return false;
@@ -139,13 +140,12 @@ impl Loads<'_> {
 
     /// Makes room for pages that the kernel will allocate.
     pub(super) fn make_room(&self, areas: &Areas, pages: u64) -> bool {
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         if limits.may_hold(limits.physical() + pages) {
             return true;
         }
-        let slack =
-            if self.mapper.drops_clean() { Reclaim(self.0).batch_pages() } else { BATCH_PAGES };
-        Reclaim(self.0).reclaim(AreasAccess::Read(areas), 0, pages.max(slack))
-            == ReclaimProgress::Freed
+        let reclaim = Reclaim::new(self.engine);
+        let slack = if self.mapper.drops_clean() { reclaim.batch_pages() } else { BATCH_PAGES };
+        reclaim.reclaim(AreasAccess::Read(areas), 0, pages.max(slack)) == ReclaimProgress::Freed
     }
 }

@@ -7,19 +7,28 @@ pub(crate) mod load_by_copy;
 pub(crate) mod zeros;
 pub(crate) mod copies;
 
+use crate::area::lock::AreaLock;
 use crate::area::{Area, Areas};
-use crate::fault::load::Loads;
-use crate::fault::load::{BlockSource, LoadOutcome, LoadPurpose, align};
+use crate::backing::Backing;
+use crate::config::Config;
+use crate::fault::load::{BlockSource, LoadOutcome, LoadPurpose, Loads, align};
 use crate::fault::readahead::Readahead;
 use crate::fault::zeros::FirstTouch;
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
+use crate::folio::table::FolioTable;
 use crate::limits::Limits;
-use crate::parts::bytes;
-use crate::parts::walk;
+use crate::memory::budget::Budget;
+use crate::memory::mapper::Mapper;
+use crate::memory::unshare::ToUnshare;
+use crate::parts::{EngineParts, bytes};
+use crate::policy::first_touches::FirstTouches;
 use crate::policy::stream_readahead::WindowAdvice;
+use crate::requests::device_faults::DeviceFaults;
+use crate::requests::pause::ForkPauses;
 use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
+use crate::stats_place::StatsPlace;
 use memfold_os::Errno;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::thread::{cpu_ns, now_ns};
@@ -68,12 +77,43 @@ pub struct PageFault {
     pub write: bool,
 }
 
-walk! {
-    /// Serves faults.
-    pub struct Faults
+/// Serves faults.
+#[derive(Copy, Clone)]
+pub struct Faults<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    areas: &'a AreaLock,
+    first_touches: &'a FirstTouches,
+    reads: &'a DeviceFaults,
+    pauses: &'a ForkPauses,
+    to_unshare: &'a ToUnshare,
+    engine: &'a EngineParts,
 }
 
-impl Faults<'_> {
+impl<'a> Faults<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Faults<'a> {
+        Faults {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            areas: &engine.areas,
+            first_touches: &engine.first_touches,
+            reads: &engine.reads,
+            pauses: &engine.pauses,
+            to_unshare: &engine.to_unshare,
+            engine,
+        }
+    }
+
     /// Serves one fault. In inline delivery the page is mapped on return. In thread delivery
     /// another thread may map it later.
     pub fn fault(&self, fault: PageFault) -> FaultOutcome {
@@ -191,7 +231,7 @@ impl Faults<'_> {
                 FolioState::Loading | FolioState::Saving => {
                     folio.wanted.store(true, Relaxed);
                     stats::add(&self.stats.faults_waited, 1);
-                    if !self.is_inline() {
+                    if !self.config.delivery.is_inline() {
                         return other(FaultOutcome::Yes);
                     }
                     guard = self.table.wait(guard);
@@ -222,7 +262,7 @@ impl Faults<'_> {
             // and the page was loaded again.
             stats::add(if hides { &self.stats.faults_stale } else { &self.stats.faults_write }, 1);
             folio.clean_in.set(0);
-            Residency(self.0).note_write(guard, id);
+            self.note_write(guard, id);
             let (start, len) = match was_clean || hides {
                 true => (area.addr_of(folio.key()), bytes(folio.pages() as usize)),
                 false => (page, PAGE_SIZE),
@@ -255,6 +295,15 @@ impl Faults<'_> {
         FaultOutcome::Yes
     }
 
+    /// Notes the first write to a protected page of a folio that isn't clean: its probe, if it has
+    /// one.
+    fn note_write(&self, guard: &ShardGuard<'_>, id: FolioId) {
+        let folio = self.table.get(guard, id);
+        if self.table.settle_probe(folio) {
+            self.first_touches.proven(folio.key());
+        }
+    }
+
     /// Maps a folio back from the swap cache: a second chance.
     fn rescue(
         &self,
@@ -267,19 +316,15 @@ impl Faults<'_> {
         let (start, order, ahead) = (folio.key(), folio.order(), folio.untouched.get());
         folio.active.set(!ahead);
         self.table.lists().detach(id);
-        let in_file = Readahead(self.0).is_in_file(folio);
+        let readahead = Readahead::new(self.engine);
+        let in_file = readahead.is_in_file(folio);
         if !ahead {
             stats::add(&self.stats.rescues, 1);
         }
-        let done = Residency(self.0).map_in(guard, area.addr_of(start), id);
+        let done = Residency::new(self.engine).map_in(guard, area.addr_of(start), id);
         if ahead {
-            Readahead(self.0).advance_stream(
-                area,
-                key,
-                start,
-                start + order.pages() as u64,
-                in_file,
-            );
+            let end = start + order.pages() as u64;
+            readahead.advance_stream(area, key, start, end, in_file);
         }
         let loaded = if done.pages > (key - start) as usize {
             LoadOutcome::Done
@@ -303,8 +348,8 @@ impl Faults<'_> {
             (false, true) => FirstTouch::Write,
             (false, false) => FirstTouch::Read,
         };
-        let loaded = Loads(self.0).first_touch(areas, area, guard, key, touch);
-        Limits(self.0).ask_past_target();
+        let loaded = Loads::new(self.engine).first_touch(areas, area, guard, key, touch);
+        Limits::new(self.engine).ask_past_target();
         served(loaded)
     }
 
@@ -317,52 +362,38 @@ impl Faults<'_> {
         fault: PageFault,
         from: BlockSource,
     ) -> (FaultOutcome, FaultSource) {
+        let (loads, readahead) = (Loads::new(self.engine), Readahead::new(self.engine));
         let mut from = from;
-        if from == BlockSource::Pool && Loads(self.0).reaches_file(&guard, key, Order::PAGE) {
+        if from == BlockSource::Pool && loads.reaches_file(&guard, key, Order::PAGE) {
             if self.reads.ask(fault.addr, fault.protected) {
                 return (FaultOutcome::Yes, FaultSource::Other);
             }
             from = BlockSource::Any;
         }
         stats::add(&self.stats.pgmajfault, 1);
-        let advice = Readahead(self.0).advise_load(key);
+        let advice = readahead.advise_load(key);
         let location = self
             .table
             .find(&guard, key)
-            .and_then(|id| Readahead(self.0).location_in_file(self.table.get(&guard, id)));
+            .and_then(|id| readahead.location_in_file(self.table.get(&guard, id)));
         let in_file = location.is_some();
         let device = location.map(|location| (now_ns(), self.times_of(location)));
-        if in_file
-            && advice.order == self.config.block_order
-            && let Some(beside) = self.swap_readahead.touched(key)
-        {
-            Readahead(self.0).ask_beside(area, beside);
+        if in_file && advice.order == self.config.block_order {
+            readahead.ask_beside(area, key);
         }
         let start = align(key, advice.order);
-        Readahead(self.0).ask_ahead(
-            area,
-            start,
-            start + advice.order.pages() as u64,
-            advice,
-            in_file,
-        );
+        let end = start + advice.order.pages() as u64;
+        readahead.ask_ahead(area, start, end, advice, in_file);
         let access = FaultAccess { touch: advice.touch, write: fault.write };
-        let (loaded, start, end) = Loads(self.0).load(
-            areas,
-            area,
-            guard,
-            key,
-            advice.order,
-            LoadPurpose::Fault(access),
-            from,
-        );
+        let purpose = LoadPurpose::Fault(access);
+        let (loaded, start, end) = loads.load(areas, area, guard, key, advice.order, purpose, from);
         let end = if loaded == LoadOutcome::Done {
             self.load_pages_after(areas, area, end, advice, from)
         } else {
             end
         };
-        self.streams.loaded(key, start, end);
-        Limits(self.0).ask_past_target();
+        readahead.note_loaded(key, start, end);
+        Limits::new(self.engine).ask_past_target();
         let Some((begin, times)) = device else { return (served(loaded), FaultSource::Pool) };
         times.note(now_ns().saturating_sub(begin));
         (served(loaded), FaultSource::Device)
@@ -387,6 +418,7 @@ impl Faults<'_> {
         advice: WindowAdvice,
         from: BlockSource,
     ) -> u64 {
+        let loads = Loads::new(self.engine);
         let last = advice.pages_after(end).end.min(area.key_end());
         let mut at = end;
         while at < last {
@@ -396,19 +428,14 @@ impl Faults<'_> {
             let (state, order) = (folio.state.get(), folio.order());
             if state != FolioState::Stored
                 || order >= self.config.block_order
-                || from == BlockSource::Pool && Loads(self.0).reaches_file(&guard, at, Order::PAGE)
+                || from == BlockSource::Pool && loads.reaches_file(&guard, at, Order::PAGE)
             {
                 break;
             }
-            let (loaded, _, after) = Loads(self.0).load(
-                areas,
-                area,
-                guard,
-                at,
-                advice.order,
-                LoadPurpose::Fault(FaultAccess { touch: advice.touch, write: false }),
-                from,
-            );
+            let access = FaultAccess { touch: advice.touch, write: false };
+            let purpose = LoadPurpose::Fault(access);
+            let (loaded, _, after) =
+                loads.load(areas, area, guard, at, advice.order, purpose, from);
             if loaded != LoadOutcome::Done {
                 break;
             }

@@ -1,11 +1,16 @@
 //! How much is loaded for a fault, and what is requested ahead of the next ones.
 use crate::area::Area;
+use crate::backing::Backing;
+use crate::config::Config;
 use crate::folio::Folio;
+use crate::folio::table::FolioTable;
 use crate::limits::Limits;
-use crate::parts::walk;
-use crate::policy::stream_readahead::WindowAdvice;
-use crate::policy::swap_readahead::NeighbourWindow;
-use crate::requests::background::LoadWindow;
+use crate::memory::budget::Budget;
+use crate::parts::EngineParts;
+use crate::policy::stream_readahead::{Streams, WindowAdvice};
+use crate::policy::swap_readahead::SwapReadahead;
+use crate::requests::background::{LoadWindow, RequestQueue};
+use crate::stats_place::StatsPlace;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::Order;
 use memfold_stats as stats;
@@ -14,12 +19,37 @@ use memfold_swap::ObjectLocation;
 /// A window is at most one part in this many of the available memory.
 const WINDOW_SHARE: u64 = 32;
 
-walk! {
-    /// Decides how much is loaded, and requests windows ahead.
-    pub(crate) struct Readahead
+/// Decides how much is loaded, and requests windows ahead.
+#[derive(Copy, Clone)]
+pub(crate) struct Readahead<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    streams: &'a Streams,
+    swap_readahead: &'a SwapReadahead,
+    requests: &'a RequestQueue,
+    engine: &'a EngineParts,
 }
 
-impl Readahead<'_> {
+impl<'a> Readahead<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Readahead<'a> {
+        Readahead {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            streams: &engine.streams,
+            swap_readahead: &engine.swap_readahead,
+            requests: &engine.requests,
+            engine,
+        }
+    }
+
     /// Returns how much to fill for a fault, as the streams advise.
     pub(crate) fn advise(&self, key: u64) -> WindowAdvice {
         self.bound(self.streams.advise(key))
@@ -28,7 +58,7 @@ impl Readahead<'_> {
     /// Returns how much to load for a fault, as the streams advise, or more where the process works
     /// again after it was idle.
     pub(crate) fn advise_load(&self, key: u64) -> WindowAdvice {
-        let s = &self.stats;
+        let s = self.stats;
         self.budget.note_loaded(s.zswpin.load(Relaxed) + s.pswpin.load(Relaxed));
         let advice = self.streams.advise(key);
         self.bound(if self.budget.is_waking() { advice.for_waking() } else { advice })
@@ -41,7 +71,7 @@ impl Readahead<'_> {
     /// Bounds a window to a small part of the available memory.
     pub(crate) fn bound_order(&self, mut order: Order) -> Order {
         while order > self.config.block_order
-            && order.pages() as u64 > Limits(self.0).target() / WINDOW_SHARE
+            && order.pages() as u64 > Limits::new(self.engine).target() / WINDOW_SHARE
         {
             order = order.smaller().expect("above another order");
         }
@@ -79,7 +109,15 @@ impl Readahead<'_> {
         ObjectLocation::from_handle(handle)
     }
 
-    pub(crate) fn ask_beside(&self, area: &Area, beside: NeighbourWindow) {
+    /// Records that the pages with keys `[start, end)` were loaded or filled for a fault on `key`.
+    pub(crate) fn note_loaded(&self, key: u64, start: u64, end: u64) {
+        self.streams.loaded(key, start, end);
+    }
+
+    /// Requests the window beside a block that was loaded from the swap file for a fault on `key`,
+    /// if neighbours are likely to be needed.
+    pub(crate) fn ask_beside(&self, area: &Area, key: u64) {
+        let Some(beside) = self.swap_readahead.touched(key) else { return };
         if self.config.readahead && beside.key >= area.key && beside.key < area.key_end() {
             self.requests.load(LoadWindow { key: beside.key, order: beside.order });
         }
@@ -101,7 +139,8 @@ impl Readahead<'_> {
         // In thread delivery a handler works too, and a second window only takes CPU time from it
         // (13% slower on two CPUs). But while one window is read from the file, another can be
         // decrypted.
-        let windows = if self.is_inline() || in_file { ahead } else { ahead.min(1) };
+        let windows =
+            if self.config.delivery.is_inline() || in_file { ahead } else { ahead.min(1) };
         for n in 0..windows as u64 {
             let far = n * order.pages() as u64;
             let key = if backward { start.wrapping_sub(1 + far) } else { end + far };

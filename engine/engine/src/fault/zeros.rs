@@ -18,7 +18,6 @@ use crate::folio::lru::LruList;
 use crate::folio::{FolioState, TouchKind};
 use crate::policy::first_touches::unproven_max;
 use crate::reclaim::NoFrame;
-use crate::residency::Residency;
 use crate::residency::copy_in::FaultAccess;
 use core::iter::once;
 use memfold_os::Errno;
@@ -46,12 +45,13 @@ impl Loads<'_> {
         key: u64,
         touch: FirstTouch,
     ) -> LoadOutcome {
+        let readahead = Readahead::new(self.engine);
         if !self.mapper.drops_clean() {
-            let order = Readahead(self.0).advise(key).order;
+            let order = readahead.advise(key).order;
             let load = self.begin_fill(area, &guard, key, order);
             drop(guard);
             let (outcome, start, end) = self.fill_frame(areas, area, load, key, false);
-            self.streams.loaded(key, start, end);
+            readahead.note_loaded(key, start, end);
             return outcome;
         }
         if touch == FirstTouch::Read
@@ -59,10 +59,10 @@ impl Loads<'_> {
         {
             return outcome;
         }
-        let table = &self.table;
+        let table = self.table;
         let touched = table.tally().mapped() + table.tally().folded();
         let most = unproven_max(touched).saturating_sub(table.unproven());
-        let order = Readahead(self.0).bound_order(self.first_touches.advise(key, most));
+        let order = readahead.bound_order(self.first_touches.advise(key, most));
         let load = self.begin_fill(area, &guard, key, order);
         drop(guard);
         let by_kernel = load.order() == Order::PAGE || touch == FirstTouch::WriteToZeros;
@@ -112,7 +112,8 @@ impl Loads<'_> {
         guard: &ShardGuard<'_>,
         key: u64,
     ) -> Option<LoadOutcome> {
-        let advice = Readahead(self.0).advise(key);
+        let readahead = Readahead::new(self.engine);
+        let advice = readahead.advise(key);
         let mut order = self.empty_order(area, guard, key, advice.order);
         loop {
             let (start, pages) = (align(key, order), order.pages());
@@ -135,7 +136,7 @@ impl Loads<'_> {
             // is zeros.
             let result = unsafe { self.mapper.space().map_zeros(range.start, range.len()) };
             drop(leaving);
-            self.streams.loaded(key, keys.start, keys.end);
+            readahead.note_loaded(key, keys.start, keys.end);
             let Err(Partial { done, errno }) = result else { return Some(LoadOutcome::Done) };
             if done > 0 {
                 // Some pages aren't protected, so the engine would not notice writes to them.
@@ -231,7 +232,7 @@ impl Loads<'_> {
         }
         for key in start..start + pages {
             let id = fresh(guard, key).expect("it was just found");
-            self.table.remove(guard, id, &self.backing);
+            self.table.remove(guard, id, self.backing);
         }
         let id = self.table.add(guard, start, block, FolioState::Resident);
         self.table.list_by_state(guard, id);
@@ -289,16 +290,5 @@ impl Loads<'_> {
             self.table.begin_probe(folio);
         }
         is_probed
-    }
-}
-
-impl Residency<'_> {
-    /// Notes the first write to a protected page of a folio that isn't clean: its probe, if it has
-    /// one.
-    pub(crate) fn note_write(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        let folio = self.table.get(guard, id);
-        if self.table.settle_probe(folio) {
-            self.first_touches.proven(folio.key());
-        }
     }
 }

@@ -39,7 +39,7 @@
 //! | `Cached` -> `Saving` | `reclaim/save.rs` `save_next` | the index still names the isolated folio |
 //! | `Cached` -> `Stored` | `save_next`, `untouched` -> `release_frame` | there is a copy (`release_frame`) |
 //! | `Saving` -> `Stored` | `save` -> `accept` -> `release_frame` | there is a copy (`release_frame`) |
-//! | `Saving` -> `Cached` | `save`: dirty, and the caller may not compress; goes to `Dirty` | |
+//! | `Saving` -> `Cached` | `save` -> `put_off`: dirty, and the caller may not compress; goes to `Dirty` | |
 //! | `Saving` -> `Cached` -> `Resident` | `save`, `map_back`: wanted, or refused by the store | still `Cached` (`map_back`) |
 //! | `Saving` -> `Cached` with a ticket | `reclaim/writeback.rs` `write_out`: a raw write is in progress; on no list | not wanted |
 //! | `Cached` with a ticket -> `Stored` | `end_raw` -> `release_frame` | the ticket is the write's |
@@ -207,6 +207,46 @@ const _: () =
     assert!(core::mem::offset_of!(Folio, array) == 0, "a slab writes there when a record is free");
 
 impl Folio {
+    /// Makes a folio without a stored copy of a record that was just taken. All fields are named, so
+    /// the compiler refuses one that keeps the value of the folio before. They are set one by one:
+    /// another thread that kept an id may read the atomic ones meanwhile.
+    fn begin(&self, key: u64, order: Order, state: FolioState) {
+        let Folio {
+            array,
+            frame,
+            number,
+            slot,
+            age,
+            writing,
+            clean_in,
+            here,
+            order: order_place,
+            state: state_place,
+            has_copy,
+            untouched,
+            active,
+            is_probed,
+            written,
+            was_huge,
+            touch,
+            refused,
+            wanted,
+        } = self;
+        [array, frame, age, writing, clean_in].into_iter().for_each(|place| place.set(0));
+        here.set(0);
+        slot.set(BlockSlot::NONE);
+        order_place.set(order);
+        state_place.set(state);
+        [has_copy, untouched, active, is_probed, written, was_huge]
+            .into_iter()
+            .for_each(|flag| flag.set(false));
+        touch.set(TouchKind::UNKNOWN);
+        refused.set(LruList::None);
+        wanted.store(false, Relaxed);
+        // Last, because until now it must be no folio to threads that kept the id of an ended one.
+        number.store(key + 1, Relaxed);
+    }
+
     /// Returns its first page, in the index's key space.
     pub fn key(&self) -> u64 {
         self.number.load(Relaxed).wrapping_sub(1)
@@ -310,27 +350,7 @@ impl Folios {
         assert!(guard.covers(key), "a folio is made under the lock of its shard");
         debug_assert!(key.is_multiple_of(order.pages() as u64));
         let id = self.folios.take();
-        let folio = self.record(id);
-        folio.array.set(0);
-        folio.frame.set(0);
-        folio.slot.set(BlockSlot::NONE);
-        folio.age.set(0);
-        folio.writing.set(0);
-        folio.order.set(order);
-        folio.state.set(state);
-        folio.has_copy.set(false);
-        folio.untouched.set(false);
-        folio.clean_in.set(0);
-        folio.here.set(0);
-        folio.active.set(false);
-        folio.written.set(false);
-        folio.was_huge.set(false);
-        folio.is_probed.set(false);
-        folio.touch.set(TouchKind::UNKNOWN);
-        folio.refused.set(LruList::None);
-        folio.wanted.store(false, Relaxed);
-        // Last, because until now it must be no folio to threads that kept the id of an ended one.
-        folio.number.store(key + 1, Relaxed);
+        self.record(id).begin(key, order, state);
         id
     }
 

@@ -2,9 +2,8 @@
 //! which has a copy-on-write copy of all that it keeps: pool, index and frames.
 use crate::area::{Area, Areas, page_of};
 use crate::backing::BlockSlot;
-use crate::fault::Faults;
-use crate::fault::PageFault;
 use crate::fault::load::BlockSource;
+use crate::fault::{Faults, PageFault};
 use crate::folio::FolioState;
 use crate::folio::lru::LruList;
 use crate::fork::Fork;
@@ -49,7 +48,7 @@ impl Fork<'_> {
             self.areas.close();
             let Some(swap) = self.backing.swap() else { break };
             // Nobody waits for the thread that writes any more, and it gets nothing new.
-            Writeback(self.0).drain_writes();
+            Writeback::new(self.engine).drain_writes();
             self.pauses.pause_writing();
             if swap.begin_copy(&reaches) {
                 break;
@@ -64,7 +63,7 @@ impl Fork<'_> {
         }
         // After that: who serves a fault asks.
         self.requests.freeze();
-        if let Some(queue) = &self.delegate_queue {
+        if let Some(queue) = self.delegate_queue {
             queue.freeze();
         }
     }
@@ -90,7 +89,7 @@ impl Fork<'_> {
     fn empty_file(&self, swap: &Swap) {
         swap.set_closed(true);
         while swap.objects() > 0 {
-            Writeback(self.0).drain_writes();
+            Writeback::new(self.engine).drain_writes();
             let areas = self.areas.read();
             areas.iter().for_each(|area| self.bring_from_file(&areas, area));
             drop(areas);
@@ -109,7 +108,7 @@ impl Fork<'_> {
                 continue;
             };
             if matches!(folio.state.get(), FolioState::Resident | FolioState::Cached) {
-                self.table.drop_copy(&guard, id, &self.backing);
+                self.table.drop_copy(&guard, id, self.backing);
                 self.table.list_by_state(&guard, id);
                 continue;
             }
@@ -120,7 +119,7 @@ impl Fork<'_> {
             drop(guard);
             // It is there then, or somebody else works on it: it is looked at again.
             let fault = PageFault { addr: area.addr_of(at), ..PageFault::default() };
-            Faults(self.0).serve(areas, area, fault, BlockSource::Any);
+            Faults::new(self.engine).serve(areas, area, fault, BlockSource::Any);
         }
     }
 
@@ -139,7 +138,8 @@ impl Fork<'_> {
         // SAFETY: by the caller's promise.
         unsafe { self.each_area_in_child(register) };
         // SAFETY: nobody changes areas.
-        Mappings(self.0).drop_strays(unsafe { self.areas.peek() }, &(0..page_of(TOP)), pagemap);
+        let areas = unsafe { self.areas.peek() };
+        Mappings::new(self.engine).drop_strays(areas, &(0..page_of(TOP)), pagemap);
     }
 
     /// In a child, between [`Fork::begin_copy`] in its parent and [`Fork::end_copy`]: calls `each`
@@ -163,7 +163,7 @@ impl Fork<'_> {
         // SAFETY: closed by the parent, and nobody waits for it.
         unsafe { self.areas.open() };
         for range in ranges {
-            Mappings(self.0).end(range.clone());
+            Mappings::new(self.engine).end(range.clone());
         }
         self.areas.close();
     }
@@ -296,7 +296,7 @@ impl Fork<'_> {
         let data = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
         let pool = self.backing.store().pool_bytes().min(data / 2);
         let takes_more = (own as u128) * (data as u128) < bytes as u128 * pool as u128;
-        let stays = takes_more || processes > 2 || !Limits(self.0).is_bounded();
+        let stays = takes_more || processes > 2 || !Limits::new(self.engine).is_bounded();
         self.to_unshare.note_shared(if stays { Sharing::Many } else { Sharing::Few });
     }
 
@@ -331,7 +331,7 @@ impl Fork<'_> {
     pub unsafe fn allow_requests(&self) {
         // SAFETY: by the caller's promise.
         unsafe {
-            if let Some(queue) = &self.delegate_queue {
+            if let Some(queue) = self.delegate_queue {
                 queue.unfreeze();
                 self.backing.swap().into_iter().for_each(|swap| swap.allow_requests());
             }
@@ -342,7 +342,7 @@ impl Fork<'_> {
     /// Returns whether no thread is in the middle of work on the engine. If all threads that could
     /// be have ended, the engine is whole then: each of them has ended before or after such work.
     pub fn is_at_rest(&self) -> bool {
-        let queue = self.delegate_queue.as_ref();
+        let queue = self.delegate_queue;
         !(self.pauses.are_used()
             || self.areas.is_held()
             || self.requests.is_held()
@@ -387,7 +387,7 @@ impl Fork<'_> {
 
     /// Counts in `stats` from now on.
     pub fn count_in(&self, stats: &'static Stats) {
-        if let StatsPlace::Shared(place) = &*self.stats {
+        if let StatsPlace::Shared(place) = self.stats {
             place.store(stats as *const Stats as *mut Stats, Relaxed);
         }
     }
@@ -455,10 +455,10 @@ impl Fork<'_> {
     pub fn freeze(&self) {
         self.budget.set_frozen(true);
         loop {
-            Mappings(self.0).need_at(0..usize::MAX);
+            Mappings::new(self.engine).need_at(0..usize::MAX);
             // Written: whoever was evicting or saving when the freeze began has ended.
             let areas = self.areas.write();
-            if areas.iter().all(|a| KeyRanges(self.0).is_home(a.key, a.key_end())) {
+            if areas.iter().all(|a| KeyRanges::new(self.engine).is_home(a.key, a.key_end())) {
                 return;
             }
             drop(areas);

@@ -39,9 +39,56 @@
 mod copy;
 mod shared;
 
-use crate::parts::walk;
+use crate::area::lock::AreaLock;
+use crate::backing::Backing;
+use crate::folio::table::FolioTable;
+use crate::holds::Holds;
+use crate::memory::budget::Budget;
+use crate::memory::mapper::Mapper;
+use crate::memory::unshare::ToUnshare;
+use crate::parts::EngineParts;
+use crate::requests::background::RequestQueue;
+use crate::requests::pause::ForkPauses;
+use crate::stats_place::StatsPlace;
+use memfold_os::memory::zone::Zone;
+use memfold_os::thread::delegate_queue::DelegateQueue;
 
-walk! {
-    /// Handles a fork of the process.
-    pub struct Fork
+/// Handles a fork of the process.
+#[derive(Copy, Clone)]
+pub struct Fork<'a> {
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    areas: &'a AreaLock,
+    requests: &'a RequestQueue,
+    delegate_queue: Option<&'a DelegateQueue>,
+    pauses: &'a ForkPauses,
+    to_unshare: &'a ToUnshare,
+    holds: &'static Holds,
+    scratch: &'a Zone,
+    engine: &'a EngineParts,
+}
+
+impl<'a> Fork<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Fork<'a> {
+        Fork {
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            areas: &engine.areas,
+            requests: &engine.requests,
+            delegate_queue: engine.delegate_queue.as_deref(),
+            pauses: &engine.pauses,
+            to_unshare: &engine.to_unshare,
+            holds: engine.holds,
+            scratch: &engine.scratch,
+            engine,
+        }
+    }
 }

@@ -1,10 +1,17 @@
 //! Gauges: how much is held, published and reported, and the report that the bounds can't be kept.
 //! The owner sets the bounds here.
-use crate::config::{OnFull, Size};
+use crate::backing::Backing;
+use crate::config::{Config, OnFull, Size};
+use crate::folio::table::FolioTable;
+use crate::holds::Holds;
 use crate::limits::Limits;
-use crate::parts::walk;
+use crate::memory::budget::Budget;
+use crate::memory::mapper::Mapper;
+use crate::parts::EngineParts;
 use crate::policy::slowdown::WorkDone;
 use crate::policy::thrash::{FoldingCost, FoldingGain};
+use crate::requests::background::RequestQueue;
+use crate::stats_place::StatsPlace;
 use alloc::format;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
@@ -25,21 +32,47 @@ const DELIVERY_NS: u64 = 2_400;
 /// have done no work.
 const OWN_SHARE_MIN: u64 = 100;
 
-walk! {
-    /// Counts how much is held, and reports it.
-    pub struct Gauges
+/// Counts how much is held, and reports it.
+#[derive(Copy, Clone)]
+pub struct Gauges<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    holds: &'static Holds,
+    cpus: usize,
+    engine: &'a EngineParts,
 }
 
-impl Gauges<'_> {
+impl<'a> Gauges<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Gauges<'a> {
+        Gauges {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            holds: engine.holds,
+            cpus: engine.cpus,
+            engine,
+        }
+    }
+
     fn limits(&self) -> Limits<'_> {
-        Limits(self.0)
+        Limits::new(self.engine)
     }
 
     /// Returns whether the bounds can't be kept, because all evictable data is folded.
     fn is_out_of_reach(&self) -> bool {
-        self.limits().is_at_least()
-            && self.limits().physical() <= self.limits().target()
-            && self.has_pages()
+        let limits = self.limits();
+        limits.is_at_least() && limits.physical() <= limits.target() && self.has_pages()
     }
 
     fn has_pages(&self) -> bool {
@@ -50,18 +83,19 @@ impl Gauges<'_> {
     /// engine thread calls it from time to time. It judges nothing where a swap file makes room, or
     /// where the program is to end instead.
     pub fn judge_cost(&self) {
+        let limits = self.limits();
         let may_exceed = self.backing.swap().is_none() && self.config.on_full == OnFull::Grow;
-        if !may_exceed || !self.config.pool_counts || self.limits().limit_bytes().is_none() {
+        if !may_exceed || !self.config.pool_counts || limits.limit_bytes().is_none() {
             return;
         }
-        let s = &self.stats;
+        let s = self.stats;
         let folded = self.table.tally().folded() << PAGE_SHIFT;
-        let resident = self.limits().physical() << PAGE_SHIFT;
+        let resident = limits.physical() << PAGE_SHIFT;
         let gain = FoldingGain {
             plain: folded + resident + self.budget.quota().outside_bytes(),
             folded,
             stored: folded + (self.table.tally().clean() << PAGE_SHIFT),
-            takes: self.backing.store().pool_bytes() + self.limits().metadata_bytes(),
+            takes: self.backing.store().pool_bytes() + limits.metadata_bytes(),
             resident,
         };
         let kept = self.budget.judge(self.cost(), &gain);
@@ -72,6 +106,7 @@ impl Gauges<'_> {
     /// ([`crate::policy::slowdown`]). The first engine thread calls it from time to time.
     /// `unmanaged_bytes` could be managed. Returns whether memory begins to sink.
     pub fn weigh_slowdown(&self, unmanaged_bytes: u64) -> bool {
+        let limits = self.limits();
         let (now_ns, before) = (now_ns(), self.budget.aim_pages());
         let was_idle = self.is_idle();
         let asks_waited = self.budget.asks_waited(now_ns);
@@ -81,15 +116,15 @@ impl Gauges<'_> {
             folding_ns: self.stats.folding_ns.load(Relaxed) + self.stats.waking_ns.load(Relaxed),
             waited_ns: if asks_waited { bare::others_waited_ns() } else { 0 },
             is_runnable: asks_waited && bare::others_can_run(),
-            resident: self.limits().physical() + (unmanaged_bytes >> PAGE_SHIFT),
+            resident: limits.physical() + (unmanaged_bytes >> PAGE_SHIFT),
             loaded: self.stats.zswpin.load(Relaxed) + self.stats.pswpin.load(Relaxed),
         });
         if self.is_idle() && !was_idle {
             self.requests.recompress();
         }
-        self.limits().ask_past_target();
+        limits.ask_past_target();
         let sinks = self.budget.aim_pages() != u64::MAX;
-        if !sinks && !self.limits().is_bounded() {
+        if !sinks && !limits.is_bounded() {
             // Frames that the folding has left.
             self.mapper.trim_now(u64::MAX);
         }
@@ -111,7 +146,7 @@ impl Gauges<'_> {
     /// Publishes what folding has cost and saved until now. The first engine thread calls it from
     /// time to time.
     pub fn note_cost(&self) {
-        let (s, engine_ns) = (&self.stats, bare::cpu_ns());
+        let (s, engine_ns) = (self.stats, bare::cpu_ns());
         let spent = (self.in_faults_ns(), engine_ns);
         let note = self.budget.note_cost(now_ns(), spent, self.cpus as u64);
         s.folding_ns.store(note.folding_ns, Relaxed);
@@ -144,15 +179,17 @@ impl Gauges<'_> {
 
     /// Charges the run with the bytes that this process holds, and those that it can't fold.
     pub(crate) fn settle_charge(&self) {
+        let limits = self.limits();
         if let Some(shared) = self.budget.shared_limit() {
-            shared.settle(self.limits().charge_for(self.limits().physical()));
+            shared.settle(limits.charge_for(limits.physical()));
         }
     }
 
     /// Brings the gauges up to date.
     pub fn publish(&self) {
-        let s = &self.stats;
-        let (pool, index) = (self.backing.store().pool_bytes(), self.limits().metadata_bytes());
+        let limits = self.limits();
+        let s = self.stats;
+        let (pool, index) = (self.backing.store().pool_bytes(), limits.metadata_bytes());
         let (mapped, frames) = (
             self.table.tally().mapped() << PAGE_SHIFT,
             self.mapper.frames().populated() << PAGE_SHIFT,
@@ -163,17 +200,17 @@ impl Gauges<'_> {
         s.index_bytes.store(index, Relaxed);
         s.refused_bytes.store(self.refused_bytes(), Relaxed);
         let [dense, full, pinned, shared] =
-            self.limits().refused_by_list().map(|pages| pages << PAGE_SHIFT);
+            limits.refused_by_list().map(|pages| pages << PAGE_SHIFT);
         s.refused_dense_bytes.store(dense, Relaxed);
         s.refused_full_bytes.store(full, Relaxed);
         s.refused_pinned_bytes.store(pinned, Relaxed);
         s.refused_shared_bytes.store(shared, Relaxed);
-        self.limits().bound_pool();
+        limits.bound_pool();
         self.settle_charge();
         if self.is_out_of_reach() {
             self.past_the_limit();
         }
-        if self.limits().is_retry_due() {
+        if limits.is_retry_due() {
             self.requests.reclaim();
         }
         let folded = self.table.tally().folded() << PAGE_SHIFT;
@@ -235,16 +272,15 @@ impl Gauges<'_> {
 
     /// Returns the least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
-        let stored = if self.limits().is_limited() { self.limits().stored_bytes() } else { 0 };
+        let limits = self.limits();
+        let stored = if limits.is_limited() { limits.stored_bytes() } else { 0 };
         stored + self.least_resident_bytes()
     }
 
     /// Returns the uncompressed memory that remains when all else is folded, managed or not, bytes.
     pub fn least_resident_bytes(&self) -> u64 {
-        let kept = self
-            .limits()
-            .floor_beside(self.limits().stored_bytes())
-            .max(self.limits().kept_bytes());
+        let limits = self.limits();
+        let kept = limits.floor_beside(limits.stored_bytes()).max(limits.kept_bytes());
         let held = self.holds.held_bytes();
         self.budget.quota().outside_bytes() + self.refused_bytes() + kept.max(held)
     }
@@ -290,7 +326,8 @@ impl Gauges<'_> {
 
     /// Returns the uncompressed memory that may be taken before a folio must be folded, bytes.
     pub fn room_bytes(&self) -> u64 {
-        self.limits().target().saturating_sub(self.limits().physical()) << PAGE_SHIFT
+        let limits = self.limits();
+        limits.target().saturating_sub(limits.physical()) << PAGE_SHIFT
     }
 
     /// Returns the bytes of the engine's own data: frames, pool, index.
@@ -331,11 +368,12 @@ pub fn stays(stats: &Stats) -> [(u64, &'static str); 5] {
 /// Writes which bound can't be kept, and which data takes the memory.
 impl fmt::Display for Gauges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.limits().limit_bytes().is_some() { "limit" } else { "resident limit" };
-        write!(f, "The {what} of {} can't be kept", Size(self.limits().bound_bytes()))?;
+        let limits = self.limits();
+        let what = if limits.limit_bytes().is_some() { "limit" } else { "resident limit" };
+        write!(f, "The {what} of {} can't be kept", Size(limits.bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
-        let stored = [(self.limits().stored_bytes(), "is folded data, compressed")];
-        let takes = outside.chain(stays(&self.stats)).chain(stored);
+        let stored = [(limits.stored_bytes(), "is folded data, compressed")];
+        let takes = outside.chain(stays(self.stats)).chain(stored);
         let told = takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES).enumerate();
         for (n, (bytes, why)) in told {
             write!(f, "{} {} {why}", if n == 0 { ":" } else { "," }, Size(bytes))?;

@@ -1,9 +1,15 @@
 //! Limits: how much memory may be held now, and how much is held.
 pub mod gauges;
 
-use crate::config::{OnFull, WORKABLE_MIN_BYTES};
+use crate::backing::Backing;
+use crate::config::{Config, OnFull, WORKABLE_MIN_BYTES};
 use crate::folio::lru::LruList;
-use crate::parts::walk;
+use crate::folio::table::FolioTable;
+use crate::memory::budget::Budget;
+use crate::memory::mapper::Mapper;
+use crate::memory::unshare::ToUnshare;
+use crate::parts::EngineParts;
+use crate::requests::background::RequestQueue;
 use memfold_os::units::{Order, PAGE_SHIFT};
 use memfold_swap::Swap;
 
@@ -22,12 +28,36 @@ const LEAVING_SHARE: u64 = 64;
 const RESERVE_SHARE: u64 = 8;
 /// Refused folios are tried again when no folio was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
-walk! {
-    /// Compares the bounds with the memory that is held now.
-    pub struct Limits
+/// Compares the bounds with the memory that is held now.
+#[derive(Copy, Clone)]
+pub struct Limits<'a> {
+    config: &'a Config,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    to_unshare: &'a ToUnshare,
+    /// Whether a stronger codec compresses cold blocks again.
+    has_recompression: bool,
 }
 
-impl Limits<'_> {
+impl<'a> Limits<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Limits<'a> {
+        Limits {
+            config: &engine.config,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            to_unshare: &engine.to_unshare,
+            has_recompression: engine.recompress.is_some(),
+        }
+    }
+
     /// Returns the uncompressed memory that the engine holds, in pages.
     pub(crate) fn physical(&self) -> u64 {
         self.table.tally().mapped() + self.mapper.frames().populated()
@@ -127,7 +157,7 @@ impl Limits<'_> {
         self.backing.store().set_pool_bytes_max(if most == u64::MAX { 0 } else { most.max(1) });
         let is_bounded = has_swap || limit.is_some() || self.config.slowdown > 0;
         // What the first codec can't compress, the stronger one may.
-        let is_tried_again = self.budget.is_idle() && self.recompress.is_some();
+        let is_tried_again = self.budget.is_idle() && self.has_recompression;
         self.backing.store().set_refuse_incompressible(is_bounded && !is_tried_again);
     }
 

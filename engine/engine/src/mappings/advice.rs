@@ -35,7 +35,7 @@ impl Mappings<'_> {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .map(|(_, keys)| KeyRanges(self.0).page_out(&areas, keys))
+            .map(|(_, keys)| KeyRanges::new(self.engine).page_out(&areas, keys))
             .sum()
     }
 
@@ -46,7 +46,7 @@ impl Mappings<'_> {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .for_each(|(_, keys)| KeyRanges(self.0).cool(keys));
+            .for_each(|(_, keys)| KeyRanges::new(self.engine).cool(keys));
     }
 
     /// Loads and maps the folded pages that a range of addresses touches.
@@ -56,7 +56,7 @@ impl Mappings<'_> {
             areas
                 .parts(&pages(addrs, true))
                 .into_iter()
-                .try_for_each(|(area, keys)| KeyRanges(self.0).need(&areas, &area, keys))
+                .try_for_each(|(area, keys)| KeyRanges::new(self.engine).need(&areas, &area, keys))
         };
         while let Err(at) = need(&addrs) {
             addrs.start = at;
@@ -73,7 +73,7 @@ impl Mappings<'_> {
         areas
             .parts(&pages(&addrs, false))
             .into_iter()
-            .for_each(|(area, keys)| KeyRanges(self.0).discard_keys(&area, keys, true));
+            .for_each(|(area, keys)| KeyRanges::new(self.engine).discard_keys(&area, keys, true));
     }
 
     /// Pins the pages that a range of addresses touches. They stay mapped from their next touch,
@@ -83,7 +83,7 @@ impl Mappings<'_> {
         let mut areas = self.areas.write();
         for (area, keys) in areas.parts(&pages(&addrs, true)) {
             areas.pin(keys.start, keys.end);
-            KeyRanges(self.0).unprotect(&area, keys);
+            KeyRanges::new(self.engine).unprotect(&area, keys);
         }
     }
 

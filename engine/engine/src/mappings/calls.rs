@@ -155,7 +155,7 @@ impl Mappings<'_> {
         areas.add(page_of(range.start), page_of(range.end));
         for run in runs {
             let area = areas.find(run.start).expect("just added");
-            KeyRanges(self.0)
+            KeyRanges::new(self.engine)
                 .note_resident(area.key_of(run.start), area.key_of(run.start) + page_of(run.len()));
         }
         stats::add(&self.stats.adopted_bytes, range.len() as u64);
@@ -176,7 +176,7 @@ impl Mappings<'_> {
         let mut areas = self.areas.write();
         let result = make();
         if is_done(result) {
-            KeyRanges(self.0).forget(
+            KeyRanges::new(self.engine).forget(
                 &mut areas,
                 range.start,
                 range.end.next_multiple_of(PAGE_SIZE),
@@ -206,7 +206,7 @@ impl Mappings<'_> {
         let result = make();
         if is_done(result) {
             for (area, keys) in ranges.iter().flat_map(|range| areas.parts(&pages(range))) {
-                KeyRanges(self.0).discard_keys(&area, keys, false);
+                KeyRanges::new(self.engine).discard_keys(&area, keys, false);
             }
         } else {
             ranges.iter().for_each(|range| self.show_resident(&areas, &pages(range)));
@@ -227,11 +227,12 @@ impl Mappings<'_> {
         if !self.touches(&from) && (target.is_empty() || !self.touches(&target)) {
             return make();
         }
+        let key_ranges = KeyRanges::new(self.engine);
         let mut areas = self.areas.write();
         let (old, new) = (pages(&from), (len >> PAGE_SHIFT) as u64);
         let kept = (old.end - old.start).min(new);
         for edge in [old.start, old.start + kept, old.end] {
-            KeyRanges(self.0).cut(&areas, edge, edge);
+            key_ranges.cut(&areas, edge, edge);
         }
         let result = make();
         if failed(result) {
@@ -239,13 +240,13 @@ impl Mappings<'_> {
             return result;
         }
         if !target.is_empty() {
-            KeyRanges(self.0).forget(&mut areas, target.start, target.end, false);
+            key_ranges.forget(&mut areas, target.start, target.end, false);
         }
         let at = page_of(result as usize);
         let source = parts(&areas, &(old.start..old.start + kept));
         if old.start + kept < old.end {
             let cut_off = ((old.start + kept) as usize) << PAGE_SHIFT;
-            KeyRanges(self.0).forget(&mut areas, cut_off, from.end, false);
+            key_ranges.forget(&mut areas, cut_off, from.end, false);
         }
         if at != old.start {
             areas.relocate(old.start, at, kept);
@@ -350,7 +351,8 @@ impl Mappings<'_> {
         if at < there.end {
             new.push(at..there.end);
         }
-        new.into_iter().for_each(|keys| KeyRanges(self.0).note_resident(keys.start, keys.end));
+        new.into_iter()
+            .for_each(|keys| KeyRanges::new(self.engine).note_resident(keys.start, keys.end));
     }
 }
 

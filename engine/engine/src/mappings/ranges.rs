@@ -2,41 +2,70 @@
 //! will need, pin, discard.
 use crate::area::lock::AreasAccess;
 use crate::area::{Area, Areas};
-use crate::backing::BlockSlot;
-use crate::fault::Faults;
+use crate::backing::{Backing, BlockSlot};
+use crate::config::Config;
 use crate::fault::load::BlockSource;
-use crate::fault::{FaultOutcome, PageFault};
+use crate::fault::{FaultOutcome, Faults, PageFault};
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
+use crate::memory::budget::Budget;
 use crate::memory::frames::FrameKind;
-use crate::parts::bytes;
-use crate::parts::walk;
-use crate::reclaim::Reclaim;
-use crate::reclaim::ReclaimProgress;
+use crate::memory::mapper::Mapper;
+use crate::parts::{EngineParts, bytes};
 use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
 use crate::reclaim::writeback::Writeback;
+use crate::reclaim::{Reclaim, ReclaimProgress};
+use crate::requests::background::RequestQueue;
+use crate::stats_place::StatsPlace;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_os::Errno;
+use memfold_os::memory::zone::Zone;
 use memfold_os::page::Page;
 use memfold_os::units::{MAX_PAGES, Order, PAGE_SHIFT, PAGE_SIZE};
 use memfold_stats as stats;
 use memfold_store::{BlockSet, Handle};
 
-walk! {
-    /// Evicts, discards and loads ranges of keys.
-    pub(crate) struct KeyRanges
+/// Evicts, discards and loads ranges of keys.
+#[derive(Copy, Clone)]
+pub(crate) struct KeyRanges<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    scratch: &'a Zone,
+    engine: &'a EngineParts,
 }
 
-impl KeyRanges<'_> {
+impl<'a> KeyRanges<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> KeyRanges<'a> {
+        KeyRanges {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            scratch: &engine.scratch,
+            engine,
+        }
+    }
+
     /// Splits the folio that reaches across `key`, if it is in memory, so that none does (S5).
     fn cut_at(&self, guard: &mut ShardGuard<'_>, key: u64) {
         let Some(id) = self.table.find(guard, key) else { return };
         let folio = self.table.get(guard, id);
         if matches!(folio.state.get(), FolioState::Resident | FolioState::Cached) {
-            self.table.split_at(guard, id, (key - folio.key()) as usize, &self.backing);
+            self.table.split_at(guard, id, (key - folio.key()) as usize, self.backing);
         }
     }
 
@@ -51,6 +80,7 @@ impl KeyRanges<'_> {
     /// Folds the mapped folios of a range now. A folio that reaches across an edge is split first.
     /// Returns the number of evicted pages.
     pub(crate) fn page_out(&self, areas: &Areas, keys: Range<u64>) -> u64 {
+        let reclaim = Reclaim::new(self.engine);
         self.cut_edges(&keys);
         let before = self.table.tally().folded();
         let mut batch = DropBatch::new();
@@ -63,22 +93,23 @@ impl KeyRanges<'_> {
             let start = folio.key();
             drop(guard);
             if evictable
-                && Reclaim(self.0).evict_isolated(areas, id, start, Order::MAX, &mut batch)
+                && reclaim.evict_isolated(areas, id, start, Order::MAX, &mut batch)
                     == ReclaimProgress::Again
             {
                 break;
             }
             // Threads that touch a folio of the batch wait, so it is dropped soon.
-            if Reclaim(self.0).is_full(&batch) || key.is_multiple_of(MAX_PAGES as u64) {
-                Reclaim(self.0).drop_batch(&mut batch);
+            if reclaim.is_full(&batch) || key.is_multiple_of(MAX_PAGES as u64) {
+                reclaim.drop_batch(&mut batch);
             }
         }
-        Reclaim(self.0).drop_batch(&mut batch);
+        reclaim.drop_batch(&mut batch);
         // The swap cache is saved oldest first, with this range among it.
+        let saver = Saver::new(self.engine);
         for list in [LruList::Ahead, LruList::Cooling, LruList::Dirty] {
-            while Saver(self.0).save_next(AreasAccess::Read(areas), list, true) {}
+            while saver.save_next(AreasAccess::Read(areas), list, true) {}
         }
-        Writeback(self.0).drain_writes();
+        Writeback::new(self.engine).drain_writes();
         self.table.tally().folded().saturating_sub(before)
     }
 
@@ -171,7 +202,7 @@ impl KeyRanges<'_> {
                 }
             }
             dropped += order.pages() as u64;
-            self.table.remove(guard, id, &self.backing);
+            self.table.remove(guard, id, self.backing);
         });
         stats::add(&self.stats.discarded_pages, dropped);
         if dropped > 0 {
@@ -194,12 +225,12 @@ impl KeyRanges<'_> {
         }
         if !matches!(folio.state.get(), FolioState::Stored | FolioState::Partial) {
             let at = (edge - folio.key()) as usize;
-            self.table.split_at(&mut guard, id, at, &self.backing);
+            self.table.split_at(&mut guard, id, at, self.backing);
             return;
         }
         let block = self.table.block_order(folio.order());
         let start = crate::fault::load::align(edge, block);
-        let id = self.table.carve(&mut guard, id, start, block, &self.backing);
+        let id = self.table.carve(&mut guard, id, start, block, self.backing);
         if start == edge {
             return;
         }
@@ -256,7 +287,7 @@ impl KeyRanges<'_> {
                 return false;
             }
         }
-        self.table.remove(guard, id, &self.backing);
+        self.table.remove(guard, id, self.backing);
         for page in 0..order.pages() {
             let at = key + page as u64;
             let id = self.table.add(guard, at, Order::PAGE, FolioState::Resident);
@@ -319,7 +350,7 @@ impl KeyRanges<'_> {
         self.table.list_by_state(guard, id);
         for page in here {
             let id = self.table.find(guard, page).expect("a split folio covers what it covered");
-            let id = self.table.carve(guard, id, page, Order::PAGE, &self.backing);
+            let id = self.table.carve(guard, id, page, Order::PAGE, self.backing);
             let folio = self.table.get(guard, id);
             // A page that is `here` is newer than that in the frame.
             self.mapper.frames().give(folio.frame.get(), Order::PAGE, FrameKind::Full);
@@ -329,7 +360,7 @@ impl KeyRanges<'_> {
         }
         if let Some(id) = self.table.find(guard, edge) {
             let at = (edge - self.table.get(guard, id).key()) as usize;
-            self.table.split_at(guard, id, at, &self.backing);
+            self.table.split_at(guard, id, at, self.backing);
         }
     }
 
@@ -339,6 +370,7 @@ impl KeyRanges<'_> {
     /// The address of the first page that was not loaded, because the kernel returned EAGAIN.
     /// Unlock `areas` and continue there.
     pub(crate) fn need(&self, areas: &Areas, area: &Area, keys: Range<u64>) -> Result<(), usize> {
+        let faults = Faults::new(self.engine);
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while let Some((guard, at, id)) = self.table.lock_next(key..last) {
             let folio = self.table.get(&guard, id);
@@ -349,7 +381,7 @@ impl KeyRanges<'_> {
             }
             drop(guard);
             let fault = PageFault { addr: area.addr_of(key), ..PageFault::default() };
-            if Faults(self.0).serve(areas, area, fault, BlockSource::Any) == FaultOutcome::Again {
+            if faults.serve(areas, area, fault, BlockSource::Any) == FaultOutcome::Again {
                 return Err(fault.addr);
             }
             // In thread delivery another thread may still be loading it; look again.

@@ -51,15 +51,16 @@ impl Mappings<'_> {
             return false;
         };
         let keys = first - area.start + area.key..last - area.start + area.key;
-        KeyRanges(self.0).unfold_across(keys.start);
-        KeyRanges(self.0).unfold_across(keys.end);
-        if !KeyRanges(self.0).is_home(keys.start, keys.end) {
+        let key_ranges = KeyRanges::new(self.engine);
+        key_ranges.unfold_across(keys.start);
+        key_ranges.unfold_across(keys.end);
+        if !key_ranges.is_home(keys.start, keys.end) {
             return false;
         }
         let mut pages = 0;
         self.table.each(keys, |guard, id| {
             pages += self.table.get(guard, id).pages();
-            self.table.remove(guard, id, &self.backing);
+            self.table.remove(guard, id, self.backing);
         });
         self.table.tally().unmap(pages);
         self.budget.quota().add_outside(pages << PAGE_SHIFT);

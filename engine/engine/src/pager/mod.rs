@@ -60,42 +60,42 @@ pub struct PagerParts {
 impl Pager {
     /// Returns the walk that serves faults.
     pub fn faults(&self) -> Faults<'_> {
-        Faults(&self.0)
+        Faults::new(&self.0)
     }
 
     /// Returns how much may be held.
     pub fn limits(&self) -> Limits<'_> {
-        Limits(&self.0)
+        Limits::new(&self.0)
     }
 
     /// Returns how much is held, and the bounds.
     pub fn gauges(&self) -> Gauges<'_> {
-        Gauges(&self.0)
+        Gauges::new(&self.0)
     }
 
     /// Returns the walk for managed memory and the program's calls on it.
     pub fn mappings(&self) -> Mappings<'_> {
-        Mappings(&self.0)
+        Mappings::new(&self.0)
     }
 
     /// Returns the walk for a fork.
     pub fn fork(&self) -> Fork<'_> {
-        Fork(&self.0)
+        Fork::new(&self.0)
     }
 
     /// Returns the walk of background threads.
     pub fn background(&self) -> Background<'_> {
-        Background(&self.0)
+        Background::new(&self.0)
     }
 
     /// Returns the walk that writes to the swap file.
     pub fn writeback(&self) -> Writeback<'_> {
-        Writeback(&self.0)
+        Writeback::new(&self.0)
     }
 
     /// Returns the walk that compresses cold blocks again.
     pub fn recompress(&self) -> Recompress<'_> {
-        Recompress(&self.0)
+        Recompress::new(&self.0)
     }
 
     /// Verifies the conditions that hold while no thread works: store, frames, and every folio of
@@ -104,7 +104,7 @@ impl Pager {
     /// # Errors
     /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
-        Invariants(&self.0).check()
+        Invariants::new(&self.0).check()
     }
 }
 

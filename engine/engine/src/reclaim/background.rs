@@ -1,30 +1,62 @@
 //! Reclaim by background threads, ahead of what the program's own threads need.
-use crate::area::lock::AreasAccess;
+use crate::area::lock::{AreaLock, AreasAccess};
+use crate::backing::Backing;
+use crate::config::Config;
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
 use crate::limits::Limits;
 use crate::limits::gauges::Gauges;
-use crate::parts::walk;
+use crate::memory::budget::Budget;
+use crate::memory::mapper::Mapper;
+use crate::memory::unshare::ToUnshare;
+use crate::parts::EngineParts;
 use crate::reclaim::save::Saver;
 use crate::reclaim::{Reclaim, ReclaimProgress};
+use crate::stats_place::StatsPlace;
 use memfold_os::raw::read_if_there;
 use memfold_os::units::PAGE_SIZE;
 use memfold_stats as stats;
 use memfold_store::looks_dense;
 use memfold_swap::Swap;
 
-walk! {
-    /// The rounds of a background thread.
-    pub struct Background
+/// The rounds of a background thread.
+#[derive(Copy, Clone)]
+pub struct Background<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    areas: &'a AreaLock,
+    to_unshare: &'a ToUnshare,
+    engine: &'a EngineParts,
 }
 
-impl Background<'_> {
+impl<'a> Background<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Background<'a> {
+        Background {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            areas: &engine.areas,
+            to_unshare: &engine.to_unshare,
+            engine,
+        }
+    }
+
     /// Runs one background round: saves a dirty folio, or gives back memory past the target.
     /// Returns whether more may be due.
     pub fn reclaim_in_background(&self) -> bool {
-        let limits = Limits(self.0);
+        let (limits, reclaim) = (Limits::new(self.engine), Reclaim::new(self.engine));
         self.unshare();
-        let saved =
-            Saver(self.0).save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
+        let saver = Saver::new(self.engine);
+        let saved = saver.save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
         let over = limits.excess();
         // A denser pool is worth the time if the bounds cannot be kept or folding saves nothing.
         let dense = if limits.is_at_least() || limits.stored_takes_more() {
@@ -35,8 +67,7 @@ impl Background<'_> {
         if over > 0 && self.trim(over) == 0 {
             let (frames, slack) =
                 if self.mapper.drops_clean() { (0, 1) } else { (over.min(512), 0) };
-            let progress =
-                Reclaim(self.0).reclaim(AreasAccess::Work(&self.areas.work()), frames, slack);
+            let progress = reclaim.reclaim(AreasAccess::Work(&self.areas.work()), frames, slack);
             if self.mapper.drops_clean() {
                 // A round may end before it has freed enough.
                 return progress == ReclaimProgress::Freed || saved || limits.excess() < over;
@@ -44,14 +75,14 @@ impl Background<'_> {
             return (progress == ReclaimProgress::Freed && self.trim(over) > 0) || saved;
         }
         if over == 0 && limits.is_retry_due() {
-            return Reclaim(self.0).evict(&self.areas.read()) == ReclaimProgress::Freed || saved;
+            return reclaim.evict(&self.areas.read()) == ReclaimProgress::Freed || saved;
         }
         // With nothing else to do, compaction takes one step at a time. So a thread that needs a
         // window gets it in between.
         let tidied =
             if over == 0 && !saved && dense == 0 { self.backing.store().tidy() } else { dense };
         stats::add(&self.stats.compacted_bytes, tidied);
-        Gauges(self.0).publish();
+        Gauges::new(self.engine).publish();
         over > 0 || saved || tidied > 0
     }
 
@@ -60,7 +91,7 @@ impl Background<'_> {
     /// that has ended, or that a device has pinned, stays shared.
     fn unshare(&self) {
         for page in self.to_unshare.take() {
-            if self.is_inline() {
+            if self.config.delivery.is_inline() {
                 self.unshare_managed(page);
             } else if self.mapper.space().is_populated(page) {
                 // No lock is held: if the page goes missing now, this waits for a handler.
@@ -84,7 +115,7 @@ impl Background<'_> {
         }
         if self.is_private_in_vain(page) {
             let order = self.table.get(&guard, id).order().min(self.config.block_order);
-            let id = self.table.carve(&mut guard, id, key, order, &self.backing);
+            let id = self.table.carve(&mut guard, id, key, order, self.backing);
             self.table.get(&guard, id).refused.set(LruList::Dense);
             self.table.list_by_state(&guard, id);
             self.budget.note_refusal();

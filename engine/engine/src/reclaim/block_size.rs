@@ -20,12 +20,17 @@
 //! Dirty blocks and pages wait in the swap cache until they are too many (`eviction::next_step`),
 //! because waking a background thread for them costs more than compressing them.
 use crate::area::Areas;
+use crate::backing::Backing;
+use crate::config::Config;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
 use crate::folio::{FolioState, PARTIAL_MAX, TouchKind};
 use crate::limits::Limits;
-use crate::parts::walk;
+use crate::memory::mapper::Mapper;
+use crate::parts::EngineParts;
 use crate::policy::workingset;
+use crate::stats_place::StatsPlace;
 use core::ops::Range;
 use memfold_os::units::Order;
 use memfold_stats as stats;
@@ -39,12 +44,31 @@ const TOGETHER_SHARE: u64 = 64;
 /// is 5 us.
 const CLEAN_LOADS: u8 = 8;
 
-walk! {
-    /// Blocks are cut into pages, and pages joined.
-    pub(crate) struct BlockSize
+/// Blocks are cut into pages, and pages joined.
+#[derive(Copy, Clone)]
+pub(crate) struct BlockSize<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    engine: &'a EngineParts,
 }
 
-impl BlockSize<'_> {
+impl<'a> BlockSize<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> BlockSize<'a> {
+        BlockSize {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            engine,
+        }
+    }
+
     /// Whether a folio that leaves memory is to be cut into pages first. `changed`: it must be
     /// compressed anyway.
     pub(crate) fn is_to_be_cut(&self, order: Order, touch: TouchKind, changed: bool) -> bool {
@@ -72,7 +96,7 @@ impl BlockSize<'_> {
     /// Pages take more of the pool than blocks do, and more metadata: not where these leave little
     /// of the limit already, or where each would take mappings.
     fn has_room_for_pages(&self) -> bool {
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         if self.mapper.space().hides() || self.table.is_crowded() {
             return false;
         }
@@ -87,7 +111,7 @@ impl BlockSize<'_> {
         let folio = self.table.get(guard, id);
         for page in folio.key()..folio.end() {
             let id = self.table.find(guard, page).expect("a split folio covers what it covered");
-            self.table.carve(guard, id, page, Order::PAGE, &self.backing);
+            self.table.carve(guard, id, page, Order::PAGE, self.backing);
         }
         self.table.list_by_state(guard, id);
     }
@@ -140,7 +164,7 @@ impl BlockSize<'_> {
         while at < keys.end {
             let id = self.table.find(guard, at).expect("as before");
             at += self.table.get(guard, id).pages();
-            self.table.remove(guard, id, &self.backing);
+            self.table.remove(guard, id, self.backing);
         }
         let (start, block) = (keys.start, self.config.block_order);
         let whole = self.table.add(guard, start, block, FolioState::Resident);

@@ -89,7 +89,7 @@ impl Reclaim<'_> {
 
     /// Returns how many pages are dropped together.
     pub(crate) fn batch_pages(&self) -> u64 {
-        eviction::batch_pages(Limits(self.0).target())
+        eviction::batch_pages(Limits::new(self.engine).target())
     }
 
     /// Takes an isolated folio, in memory and not pinned, into a batch that isn't full, if it is
@@ -102,11 +102,12 @@ impl Reclaim<'_> {
         id: FolioId,
         batch: &mut DropBatch,
     ) -> bool {
+        let block_size = BlockSize::new(self.engine);
         let folio = self.table.get(guard, id);
         if !self.table.is_clean(folio)
             || folio.order() > PARTIAL_MAX
-            || BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), false)
-            || BlockSize(self.0).is_to_be_joined(areas, guard, id)
+            || block_size.is_to_be_cut(folio.order(), folio.touch.get(), false)
+            || block_size.is_to_be_joined(areas, guard, id)
         {
             return false;
         }

@@ -6,27 +6,32 @@ pub(crate) mod recompress;
 pub(crate) mod drop;
 pub(crate) mod background;
 
-use crate::area::Areas;
 use crate::area::lock::AreasAccess;
-use crate::config::{OnFull, Size};
+use crate::area::{Area, Areas};
+use crate::backing::Backing;
+use crate::config::{Config, OnFull, Size};
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
-use crate::holds::LeavingPages;
+use crate::folio::table::FolioTable;
+use crate::holds::{Holds, LeavingPages};
 use crate::limits::Limits;
 use crate::limits::gauges::Gauges;
+use crate::memory::budget::Budget;
 use crate::memory::frames::{Frame, FrameKind};
-use crate::memory::mapper::MapStop;
-use crate::parts::bytes;
-use crate::parts::walk;
+use crate::memory::mapper::{MapStop, Mapper};
+use crate::memory::unshare::ToUnshare;
+use crate::parts::{EngineParts, bytes};
 use crate::policy::eviction;
 use crate::policy::eviction::ReclaimStep;
 use crate::reclaim::block_size::BlockSize;
 use crate::reclaim::drop::DropBatch;
 use crate::reclaim::save::Saver;
 use crate::reclaim::writeback::Writeback;
+use crate::requests::background::RequestQueue;
 use crate::residency::Residency;
 use crate::residency::huge_pages::HugePages;
+use crate::stats_place::StatsPlace;
 use core::iter::once;
 use core::ops::Range;
 use memfold_os::Errno;
@@ -54,6 +59,18 @@ pub(crate) enum ReclaimProgress {
     Again,
 }
 
+/// The result of a search for a full frame.
+enum FrameSearch {
+    /// The frame.
+    Found(Frame),
+    /// Free pages are as many as are needed, but lie apart, and can't be moved together.
+    NoRun,
+    /// Such free pages were given back to the kernel, so a fresh frame may be had.
+    Trimmed,
+    /// Memory must be freed first.
+    NoMemory,
+}
+
 /// Most folios tried in a round.
 const TRIES: usize = 256;
 /// Most rounds for one frame. Other threads may take the frames that a round has freed, so a few
@@ -69,21 +86,48 @@ const EXCESS_SHARE: u64 = 128;
 const WORK_OFF_TIMES: u64 = 2;
 const WORK_OFF_MOST: u64 = 32;
 
-walk! {
-    /// Makes room: frames, evictions.
-    pub(crate) struct Reclaim
+/// Makes room: frames, evictions.
+#[derive(Copy, Clone)]
+pub(crate) struct Reclaim<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    to_unshare: &'a ToUnshare,
+    holds: &'static Holds,
+    engine: &'a EngineParts,
 }
 
-impl Reclaim<'_> {
+impl<'a> Reclaim<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Reclaim<'a> {
+        Reclaim {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            to_unshare: &engine.to_unshare,
+            holds: engine.holds,
+            engine,
+        }
+    }
+
     /// Returns a full frame. For an order above the block's it returns `None` if no run of that
     /// size can be had, and the caller asks for less. At or below the block's order it always
     /// returns one: by reclaim, or past the limit as `--on-full` says.
     pub(crate) fn frame_for(&self, areas: &Areas, order: Order) -> Result<Option<Frame>, NoFrame> {
-        let gauges = Gauges(self.0);
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         let pages = order.pages() as u64;
         let large = order > self.config.block_order;
         stats::add(&self.stats.frame_alloc, large as u64);
+        // A move takes as much memory from the frames as it maps; only copies need more.
         let copies = if self.mapper.has_move() { 0 } else { pages };
         if limits.physical() > limits.target() || limits.is_retry_due() {
             self.requests.reclaim();
@@ -91,30 +135,11 @@ impl Reclaim<'_> {
         self.work_off_excess(areas, pages);
         let met = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
-            // A move takes as much memory from the frames as it maps; only copies need more.
-            let room = copies == 0 || limits.physical() + copies <= limits.target();
-            if room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
-                return Ok(Some(frame));
-            }
-            // Read once, because other threads take and free memory meanwhile.
-            let held = limits.physical() + pages + copies;
-            if limits.may_hold(held) {
-                if held > limits.bound_or_floor() && limits.refused() > 0 {
-                    gauges.past_the_limit();
-                }
-                if let Some(frame) = self.mapper.populated(order).map_err(|_| NoFrame::Again)? {
-                    return Ok(Some(frame));
-                }
-            } else if room && self.mapper.frames().full_free() >= pages {
-                match self.mapper.gather(order) {
-                    Ok(Some(frame)) => return Ok(Some(frame)),
-                    Err(Errno::AGAIN) => return Err(NoFrame::Again),
-                    _ if large => return Ok(None),
-                    // Free single pages that cannot be moved together: giving them back makes room
-                    // for a fresh run.
-                    _ if self.mapper.trim_now(pages) > 0 => continue,
-                    _ => {}
-                }
+            match self.find_frame(order, copies)? {
+                FrameSearch::Found(frame) => return Ok(Some(frame)),
+                FrameSearch::Trimmed => continue,
+                FrameSearch::NoRun if large => return Ok(None),
+                FrameSearch::NoRun | FrameSearch::NoMemory => {}
             }
             stats::add(&self.stats.direct_reclaims, 1);
             match self.reclaim(AreasAccess::Read(areas), pages, copies) {
@@ -139,13 +164,49 @@ impl Reclaim<'_> {
         if let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
             return Ok(Some(frame));
         }
-        if large {
-            return Ok(None);
+        if large { Ok(None) } else { self.frame_past_limit(order).map(Some) }
+    }
+
+    /// Looks for a full frame without reclaim: a free one, a fresh one if memory may grow, or free
+    /// pages that are moved together. The caller makes so many `copies` of pages.
+    fn find_frame(&self, order: Order, copies: u64) -> Result<FrameSearch, NoFrame> {
+        let limits = Limits::new(self.engine);
+        let pages = order.pages() as u64;
+        let has_room = copies == 0 || limits.physical() + copies <= limits.target();
+        if has_room && let Some(frame) = self.mapper.frames().take(order, FrameKind::Full) {
+            return Ok(FrameSearch::Found(frame));
         }
+        // Read once, because other threads take and free memory meanwhile.
+        let held = limits.physical() + pages + copies;
+        if limits.may_hold(held) {
+            if held > limits.bound_or_floor() && limits.refused() > 0 {
+                Gauges::new(self.engine).past_the_limit();
+            }
+            let fresh = self.mapper.populated(order).map_err(|_| NoFrame::Again)?;
+            return Ok(fresh.map_or(FrameSearch::NoMemory, FrameSearch::Found));
+        }
+        if !has_room || self.mapper.frames().full_free() < pages {
+            return Ok(FrameSearch::NoMemory);
+        }
+        match self.mapper.gather(order) {
+            Ok(Some(frame)) => Ok(FrameSearch::Found(frame)),
+            Err(Errno::AGAIN) => Err(NoFrame::Again),
+            // Free single pages that cannot be moved together: giving them back makes room for a
+            // fresh run.
+            _ if order <= self.config.block_order && self.mapper.trim_now(pages) > 0 => {
+                Ok(FrameSearch::Trimmed)
+            }
+            _ => Ok(FrameSearch::NoRun),
+        }
+    }
+
+    /// Returns a fresh frame of a block or less although nothing more can be evicted, and reports
+    /// that the bounds can't be kept. Ends the process without memory for it.
+    fn frame_past_limit(&self, order: Order) -> Result<Frame, NoFrame> {
         match self.mapper.populated(order).map_err(|_| NoFrame::Again)? {
             Some(frame) => {
-                gauges.past_the_limit();
-                Ok(Some(frame))
+                Gauges::new(self.engine).past_the_limit();
+                Ok(frame)
             }
             None if counts_reservations() => NoPromise::end("Memory for pages"),
             None => panic!(
@@ -160,14 +221,15 @@ impl Reclaim<'_> {
     /// to take. Each stored page lowers the target. So without this, a program that faults faster
     /// than background threads reclaim would grow past the limit.
     fn work_off_excess(&self, areas: &Areas, pages: u64) {
-        if Limits(self.0).excess() <= Limits(self.0).target() / EXCESS_SHARE {
+        let limits = Limits::new(self.engine);
+        if limits.excess() <= limits.target() / EXCESS_SHARE {
             return;
         }
         // Each folded page takes its part of the pool, so more than one must be folded to gain one.
         let stored = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
-        let saved = stored.saturating_sub(Limits(self.0).counted_pool_bytes()).max(1);
+        let saved = stored.saturating_sub(limits.counted_pool_bytes()).max(1);
         let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
-        let goal = Limits(self.0).physical().saturating_sub(times * pages);
+        let goal = limits.physical().saturating_sub(times * pages);
         self.reclaim_until(AreasAccess::Read(areas), 0, 1, |limits| {
             limits.excess() == 0 || limits.physical() <= goal
         });
@@ -177,13 +239,13 @@ impl Reclaim<'_> {
     /// already, as far as there is memory that can be evicted. The run is charged with the rest too,
     /// so that other processes make room.
     pub(crate) fn make_room_for_copies(&self, areas: &Areas, pages: u64) {
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         if limits.may_hold(limits.physical()) {
             return;
         }
         let _ = self.reclaim(AreasAccess::Read(areas), 0, pages);
         if !limits.may_hold(limits.physical()) {
-            Gauges(self.0).settle_charge();
+            Gauges::new(self.engine).settle_charge();
         }
     }
 
@@ -192,8 +254,8 @@ impl Reclaim<'_> {
         // A drop frees no frame, but makes room for a fresh one.
         let enough = |limits: Limits<'_>| {
             let has_room = |pages| limits.physical() + pages <= limits.target();
-            limits.mapper.frames().full_free() >= pages && (slack == 0 || has_room(slack))
-                || limits.mapper.drops_clean() && has_room(pages + slack)
+            self.mapper.frames().full_free() >= pages && (slack == 0 || has_room(slack))
+                || self.mapper.drops_clean() && has_room(pages + slack)
         };
         self.reclaim_until(hold, pages, slack, enough)
     }
@@ -206,7 +268,7 @@ impl Reclaim<'_> {
         slack: u64,
         enough: impl Fn(Limits<'_>) -> bool,
     ) -> ReclaimProgress {
-        if enough(Limits(self.0)) {
+        if enough(Limits::new(self.engine)) {
             return ReclaimProgress::Freed;
         }
         let begin = now_ns();
@@ -222,7 +284,7 @@ impl Reclaim<'_> {
         slack: u64,
         enough: impl Fn(Limits<'_>) -> bool,
     ) -> ReclaimProgress {
-        let limits = Limits(self.0);
+        let (limits, saver) = (Limits::new(self.engine), Saver::new(self.engine));
         for tried in 0..TRIES + pages as usize {
             if enough(limits) {
                 return ReclaimProgress::Freed;
@@ -232,7 +294,7 @@ impl Reclaim<'_> {
             // Gives frames back together, because each call interrupts the program's other CPUs.
             // Copies take more memory until their frames are given back, so these are given back at
             // once.
-            let lacking = (limits.physical() + slack).saturating_sub(Limits(self.0).target());
+            let lacking = (limits.physical() + slack).saturating_sub(limits.target());
             let batch = lacking.clamp(1, if self.mapper.has_move() { MAX_PAGES as u64 } else { 1 });
             if slack > 0 && self.mapper.frames().full_free() >= pages + batch {
                 self.shrink_frames(slack.max(batch));
@@ -243,7 +305,7 @@ impl Reclaim<'_> {
             if let ReclaimStep::Save { list, compress } =
                 eviction::next_step(lists, limits.target(), self.config.block_order, urgent)
             {
-                Saver(self.0).save_next(hold, list, compress);
+                saver.save_next(hold, list, compress);
                 continue;
             }
             match hold.with(|areas| self.evict(areas)) {
@@ -254,12 +316,12 @@ impl Reclaim<'_> {
                     self.shrink_frames(slack);
                 }
                 ReclaimProgress::Nothing if dirty > 0 => {
-                    Saver(self.0).save_next(hold, LruList::Dirty, true);
+                    saver.save_next(hold, LruList::Dirty, true);
                 }
                 ReclaimProgress::Nothing if ahead > 0 => {
-                    Saver(self.0).save_next(hold, LruList::Ahead, false);
+                    saver.save_next(hold, LruList::Ahead, false);
                 }
-                ReclaimProgress::Nothing if Writeback(self.0).await_write() => {}
+                ReclaimProgress::Nothing if Writeback::new(self.engine).await_write() => {}
                 other => return other,
             }
         }
@@ -290,9 +352,9 @@ impl Reclaim<'_> {
             return ReclaimProgress::Nothing;
         }
         let (mut batch, mut moved, mut last) = (DropBatch::new(), 0, ReclaimProgress::Nothing);
-        let most = Limits(self.0).leaving_order();
+        let most = Limits::new(self.engine).leaving_order();
         for _ in 0..EVICT_TRIES + SPANS_MAX {
-            let Some((id, key)) = Residency(self.0).isolate_mapped() else { break };
+            let Some((id, key)) = Residency::new(self.engine).isolate_mapped() else { break };
             let before = batch.count();
             last = self.evict_isolated(areas, id, key, most, &mut batch);
             moved += (last == ReclaimProgress::Freed && batch.count() == before) as usize;
@@ -316,41 +378,67 @@ impl Reclaim<'_> {
         most: Order,
         batch: &mut DropBatch,
     ) -> ReclaimProgress {
-        let residency = Residency(self.0);
         let mut guard = self.table.lock(key);
-        if !self.table.is_still(&guard, id, key) {
+        if !self.table.is_still(&guard, id, key) || !self.may_leave(areas, &guard, id) {
             return ReclaimProgress::Nothing;
-        }
-        let folio = self.table.get(&guard, id);
-        if folio.refused.get() == LruList::Shared {
-            // It may be private by now. The kernel tells.
-            folio.refused.set(LruList::None);
         }
         let area = areas.find_key(key).expect("a folio lies in an area");
-        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
-        if !in_memory || areas.is_pinned(key, key + folio.pages()) {
-            folio.active.set(folio.active.get() | in_memory);
-            self.table.lists().detach(id);
-            self.table.list_by_state(&guard, id);
-            return ReclaimProgress::Nothing;
-        }
         if self.prepare_eviction(areas, &guard, id, batch) {
             return ReclaimProgress::Freed;
         }
-        if folio.state.get() == FolioState::Partial {
-            guard = residency.load_rest(areas, area, guard, id);
+        if self.table.get(&guard, id).state.get() == FolioState::Partial {
+            guard = Residency::new(self.engine).load_rest(areas, area, guard, id);
             if !self.table.is_still(&guard, id, key)
                 || self.table.get(&guard, id).state.get() != FolioState::Resident
             {
                 return ReclaimProgress::Nothing;
             }
         }
-        let kind = if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full };
-        let (id, key) = BlockSize(self.0).join_block(areas, &mut guard, id).unwrap_or((id, key));
-        HugePages(self.0).mark(&guard, id, area.addr_of(key));
-        let mut id = self.split_leaving(&mut guard, id, key, most);
+        let (id, key) =
+            BlockSize::new(self.engine).join_block(areas, &mut guard, id).unwrap_or((id, key));
+        HugePages::new(self.engine).mark(&guard, id, area.addr_of(key));
+        let id = self.split_leaving(&mut guard, id, key, most);
+        match self.frame_for_leaving(&mut guard, id, key) {
+            Some((id, frame)) => self.map_out(area, &mut guard, id, frame),
+            None => ReclaimProgress::Nothing,
+        }
+    }
+
+    /// Returns whether an isolated folio may be evicted: it is in memory, and not pinned. Otherwise
+    /// lists it again.
+    fn may_leave(&self, areas: &Areas, guard: &ShardGuard<'_>, id: FolioId) -> bool {
+        let folio = self.table.get(guard, id);
+        if folio.refused.get() == LruList::Shared {
+            // It may be private by now. The kernel tells.
+            folio.refused.set(LruList::None);
+        }
+        let in_memory = matches!(folio.state.get(), FolioState::Resident | FolioState::Partial);
+        if in_memory && !areas.is_pinned(folio.key(), folio.end()) {
+            return true;
+        }
+        folio.active.set(folio.active.get() | in_memory);
+        self.table.lists().detach(id);
+        self.table.list_by_state(guard, id);
+        false
+    }
+
+    /// Returns the kind of the frames that folios are moved out to.
+    fn leaving_kind(&self) -> FrameKind {
+        if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full }
+    }
+
+    /// Takes a frame that an isolated `Resident` folio can be moved out to. The folio is halved
+    /// until there is one of its order. Returns the folio of `key`, which is on no list then, and the
+    /// frame. Without a frame the folio is listed again.
+    fn frame_for_leaving(
+        &self,
+        guard: &mut ShardGuard<'_>,
+        mut id: FolioId,
+        key: u64,
+    ) -> Option<(FolioId, Frame)> {
+        let kind = self.leaving_kind();
         let frame = loop {
-            let order = self.table.get(&guard, id).order();
+            let order = self.table.get(guard, id).order();
             if let Some(frame) = self.mapper.frames().take(order, kind) {
                 break frame;
             }
@@ -359,41 +447,50 @@ impl Reclaim<'_> {
             {
                 break frame;
             }
+            self.table.lists().detach(id);
             if order == Order::PAGE {
-                self.table.lists().detach(id);
-                self.table.list_by_state(&guard, id);
-                return ReclaimProgress::Nothing;
+                self.table.list_by_state(guard, id);
+                return None;
             }
             stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
-            self.table.lists().detach(id);
             let half = order.smaller().expect("above order 0");
-            id = self.table.carve(&mut guard, id, key, half, &self.backing);
-            self.table.list_by_state(&guard, id);
+            id = self.table.carve(guard, id, key, half, self.backing);
+            self.table.list_by_state(guard, id);
         };
         self.table.lists().detach(id);
-        let home = area.addr_of(key);
-        let (order, pages) = {
-            let folio = self.table.get(&guard, id);
-            (folio.order(), folio.order().pages())
-        };
-        let leaving = self.holds.mark_leaving(once(home..home + bytes(pages)));
-        if !leaving.may_evict(home..home + bytes(pages)) {
-            self.mapper.frames().give(frame, order, kind);
-            self.keep_held_block(&mut guard, id, home, &leaving);
+        Some((id, frame))
+    }
+
+    /// Maps a `Resident` folio, which is on no list, out to a frame, unless a call holds it. Notes
+    /// the pages that the kernel refuses because a fork shares them.
+    fn map_out(
+        &self,
+        area: &Area,
+        guard: &mut ShardGuard<'_>,
+        id: FolioId,
+        frame: Frame,
+    ) -> ReclaimProgress {
+        let folio = self.table.get(guard, id);
+        let (order, home) = (folio.order(), area.addr_of(folio.key()));
+        let end = home + order.bytes();
+        let leaving = self.holds.mark_leaving(once(home..end));
+        if !leaving.may_evict(home..end) {
+            self.mapper.frames().give(frame, order, self.leaving_kind());
+            self.keep_held_block(guard, id, home, &leaving);
             return ReclaimProgress::Nothing;
         }
-        let done = residency.map_out(&mut guard, home, id, frame);
+        let moved = Residency::new(self.engine).map_out(guard, home, id, frame);
         drop(leaving);
-        match done.stop {
+        match moved.stop {
             None => ReclaimProgress::Freed,
             Some(MapStop::Again) => ReclaimProgress::Again,
             Some(_) => {
                 if !self.to_unshare.stays() {
-                    let (start, end) = (area.addr_of(area.key), area.addr_of(area.key_end()));
-                    self.to_unshare.note(home + bytes(done.pages)..home + bytes(pages), start..end);
+                    let bounds = area.addr_of(area.key)..area.addr_of(area.key_end());
+                    self.to_unshare.note(home + bytes(moved.pages)..end, bounds);
                     self.requests.reclaim();
                 }
-                if done.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
+                if moved.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
             }
         }
     }
@@ -421,7 +518,7 @@ impl Reclaim<'_> {
             None => folio.order(),
         };
         let page = key + held.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
-        let id = self.table.carve(guard, id, page, order, &self.backing);
+        let id = self.table.carve(guard, id, page, order, self.backing);
         self.table.get(guard, id).active.set(true);
         self.table.list_by_state(guard, id);
         self.evict_next(guard, key..end);
@@ -441,7 +538,7 @@ impl Reclaim<'_> {
             return id;
         }
         self.table.lists().detach(id);
-        let id = self.table.carve(guard, id, key, most, &self.backing);
+        let id = self.table.carve(guard, id, key, most, self.backing);
         self.evict_next(guard, key + most.pages() as u64..end);
         id
     }

@@ -3,18 +3,25 @@
 //!
 //! Meanwhile the block's folio is `Loading`. A touch waits, as for a load, and then loads the
 //! block.
+use crate::area::lock::AreaLock;
 use crate::area::{Area, Areas};
-use crate::backing::BlockSlot;
+use crate::backing::{Backing, BlockSlot};
+use crate::config::Config;
 use crate::folio::FolioState;
 use crate::folio::index::FolioId;
 use crate::folio::lru::LruList;
-use crate::parts::walk;
+use crate::folio::table::FolioTable;
+use crate::memory::budget::Budget;
+use crate::parts::EngineParts;
+use crate::requests::background::RequestQueue;
+use crate::requests::pause::ForkPauses;
 use crate::residency::Residency;
+use crate::stats_place::StatsPlace;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::thread::now_ns;
 use memfold_os::units::Order;
 use memfold_stats as stats;
-use memfold_store::{CodecWorker, ColdObject, Handle};
+use memfold_store::{CodecSpec, CodecWorker, ColdObject, Handle};
 
 /// Time from one turn to the next.
 const TURN_NS: u64 = 20_000_000;
@@ -33,12 +40,39 @@ pub(crate) struct BlockClaim {
     at: usize,
 }
 
-walk! {
-    /// Compresses cold blocks again.
-    pub struct Recompress
+/// Compresses cold blocks again.
+#[derive(Copy, Clone)]
+pub struct Recompress<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    areas: &'a AreaLock,
+    requests: &'a RequestQueue,
+    pauses: &'a ForkPauses,
+    recompress: Option<CodecSpec>,
+    engine: &'a EngineParts,
 }
 
-impl Recompress<'_> {
+impl<'a> Recompress<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Recompress<'a> {
+        Recompress {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            areas: &engine.areas,
+            requests: &engine.requests,
+            pauses: &engine.pauses,
+            recompress: engine.recompress,
+            engine,
+        }
+    }
+
     /// Runs recompression in a background thread until the queue is stopped.
     pub(crate) fn until_stopped(&self) {
         let Some(spec) = self.recompress else { return };
@@ -65,7 +99,7 @@ impl Recompress<'_> {
     /// this may take, percent. For a slowdown, only idle processes are recompressed, at once: in
     /// others it would take time that folding takes too.
     pub(crate) fn due(&self) -> Option<(u16, u64)> {
-        let config = &self.config;
+        let config = self.config;
         match config.slowdown {
             0 => Some((config.recompress_after_s as u16, config.recompress_cpu_percent as u64)),
             _ => self.budget.is_idle().then_some((0, 100)),
@@ -157,6 +191,6 @@ impl Recompress<'_> {
             );
         }
         let (start, end) = (folio.key(), folio.end());
-        Residency(self.0).wake_waiters(&guard, area, start, end);
+        Residency::new(self.engine).wake_waiters(&guard, area, start, end);
     }
 }

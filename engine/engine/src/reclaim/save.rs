@@ -2,19 +2,21 @@
 //! copy, they are not compressed again. A wanted or refused folio is mapped back.
 use crate::area::Areas;
 use crate::area::lock::AreasAccess;
-use crate::backing::BlockSlot;
 use crate::backing::contexts::CodecContext;
+use crate::backing::{Backing, BlockSlot};
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
 use crate::folio::{FolioState, TouchKind};
 use crate::limits::Limits;
+use crate::memory::budget::Budget;
 use crate::memory::frames::Frame;
-use crate::parts::bytes;
-use crate::parts::walk;
+use crate::memory::mapper::Mapper;
+use crate::parts::{EngineParts, bytes};
 use crate::reclaim::block_size::BlockSize;
-use crate::reclaim::writeback::Writeback;
-use crate::reclaim::writeback::{RefusedFolio, WriteOutcome};
+use crate::reclaim::writeback::{RefusedFolio, WriteOutcome, Writeback};
 use crate::residency::Residency;
+use crate::stats_place::StatsPlace;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::Order;
 use memfold_stats as stats;
@@ -47,12 +49,31 @@ enum SaveOutcome {
     Home(ReturningFolio),
 }
 
-walk! {
-    /// Stores folios of the swap cache.
-    pub(crate) struct Saver
+/// Stores folios of the swap cache.
+#[derive(Copy, Clone)]
+pub(crate) struct Saver<'a> {
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    engine: &'a EngineParts,
 }
 
-impl Saver<'_> {
+impl<'a> Saver<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Saver<'a> {
+        Saver {
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            engine,
+        }
+    }
+
     /// Saves the oldest folio of a swap-cache list. Without `compress`, a dirty folio goes to
     /// `Dirty` instead, and a background thread is asked to compress it. Returns whether there was
     /// a folio.
@@ -67,7 +88,7 @@ impl Saver<'_> {
     }
 
     fn save_oldest(&self, list: LruList, compress: bool) -> SaveOutcome {
-        let residency = Residency(self.0);
+        let residency = Residency::new(self.engine);
         if self.budget.is_frozen() {
             return SaveOutcome::None;
         }
@@ -95,9 +116,9 @@ impl Saver<'_> {
             return SaveOutcome::Settled;
         }
         if !folio.has_copy.get()
-            && BlockSize(self.0).is_to_be_cut(folio.order(), folio.touch.get(), true)
+            && BlockSize::new(self.engine).is_to_be_cut(folio.order(), folio.touch.get(), true)
         {
-            BlockSize(self.0).cut_into_pages(&mut guard, id);
+            BlockSize::new(self.engine).cut_into_pages(&mut guard, id);
             return SaveOutcome::Settled;
         }
         folio.state.set(FolioState::Saving);
@@ -112,95 +133,112 @@ impl Saver<'_> {
         self.save(&mut context, &work, compress)
     }
 
-    /// Compresses the blocks of a `Saving` folio whose fingerprint is not that of their stored
-    /// copy.
+    /// Stores a `Saving` folio: the blocks whose fingerprint is not that of their stored copy are
+    /// compressed, if the caller may and the folio is not to be cut.
     fn save(&self, context: &mut CodecContext, work: &SavingFolio, compress: bool) -> SaveOutcome {
-        let residency = Residency(self.0);
         let SavingFolio { id, key, order, had_copy, .. } = *work;
-        let frame = self.mapper.frames().addr(work.frame) as *const u8;
-        let count = self.table.block_count(order);
         let changed = self.changed_blocks(context, work);
-        let wanted = || self.table.is_wanted(id);
-        let cut =
-            had_copy && BlockSize(self.0).is_to_be_cut(order, work.touch, !changed.is_empty());
-        let result = if changed.is_empty() && !cut {
+        let is_cut = had_copy
+            && BlockSize::new(self.engine).is_to_be_cut(order, work.touch, !changed.is_empty());
+        let result = if changed.is_empty() && !is_cut {
             Ok(SaveReport::default())
-        } else if !compress || cut {
+        } else if !compress || is_cut {
             Err(SaveError::Cancelled)
         } else {
-            Writeback(self.0).relieve_pool();
-            Limits(self.0).bound_pool();
-            // SAFETY: the frame has the folio's size and holds its bytes. It stays full and unmoved
-            // as long as the folio is `Saving`.
-            unsafe {
-                let out = &mut context.handles[..count];
-                let w = &mut context.worker;
-                match &mut context.offload {
-                    Some(queue) if changed.count() > 1 => self
-                        .backing
-                        .store()
-                        .save_through(w, queue, frame, order, key, &changed, wanted, out),
-                    _ => self.backing.store().save(w, frame, order, key, &changed, wanted, out),
-                }
-            }
+            self.compress(context, work, &changed)
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
+            let frame = self.mapper.frames().addr(work.frame) as *const u8;
             let refused = RefusedFolio { id, key, order, frame };
-            if Writeback(self.0).write_out(context, &refused) == WriteOutcome::Leaving {
+            if Writeback::new(self.engine).write_out(context, &refused) == WriteOutcome::Leaving {
                 return SaveOutcome::Settled;
             }
         }
         let mut guard = self.table.lock(key);
-        let folio = self.table.get(&guard, id);
-        let goes_home = folio.wanted.load(Relaxed);
+        let is_wanted = self.table.get(&guard, id).wanted.load(Relaxed);
         match result {
             Ok(report) => {
                 stats::add(&self.stats.saved_bytes, report.bytes);
                 stats::add(&self.stats.payload_bytes, report.counted_bytes);
                 self.accept(context, &guard, id, &changed, had_copy);
-                if !goes_home {
-                    residency.release_frame(&guard, id);
+                if !is_wanted {
+                    Residency::new(self.engine).release_frame(&guard, id);
                     return SaveOutcome::Settled;
                 }
             }
-            Err(SaveError::Cancelled) if goes_home => {}
+            Err(SaveError::Cancelled) if is_wanted => {}
             Err(SaveError::Cancelled) => {
-                folio.state.set(FolioState::Cached);
-                if cut {
-                    BlockSize(self.0).cut_into_pages(&mut guard, id);
-                } else {
-                    self.table.lists().push(id, folio.key(), folio.order().get(), LruList::Dirty);
-                }
-                residency.ask_to_save(order);
-                self.table.notify(&guard);
+                self.put_off(&mut guard, id, is_cut);
                 return SaveOutcome::Settled;
             }
-            Err(e) => {
-                // The store keeps no part of it. The folio's old copy is invalid at every offset
-                // (Z3). Without a swap file it stays in memory, marked active (Z4).
-                stats::add(
-                    if e == SaveError::Verify {
-                        &self.stats.verify_mismatch
-                    } else {
-                        &self.stats.save_refused
-                    },
-                    1,
-                );
-                folio.state.set(FolioState::Cached);
-                self.table.drop_copy(&guard, id, &self.backing);
-                folio.active.set(true);
-                let list = if e == SaveError::PoolFull { LruList::Full } else { LruList::Dense };
-                folio.refused.set(list);
-                self.budget.note_refusal();
-            }
+            Err(error) => self.note_refused(&guard, id, error),
         }
         // It is in the swap cache until the caller has mapped it. The first thread that wants it
         // may take it from there.
+        let folio = self.table.get(&guard, id);
         folio.state.set(FolioState::Cached);
         folio.wanted.store(false, Relaxed);
         self.table.list_by_state(&guard, id);
         self.table.notify(&guard);
         SaveOutcome::Home(ReturningFolio { id, key, order })
+    }
+
+    /// Compresses and stores the changed blocks of a `Saving` folio, after making room in the pool.
+    /// Ends early if a thread wants the folio.
+    fn compress(
+        &self,
+        context: &mut CodecContext,
+        work: &SavingFolio,
+        changed: &BlockSet,
+    ) -> Result<SaveReport, SaveError> {
+        Writeback::new(self.engine).relieve_pool();
+        Limits::new(self.engine).bound_pool();
+        let SavingFolio { id, key, order, .. } = *work;
+        let frame = self.mapper.frames().addr(work.frame) as *const u8;
+        let is_wanted = || self.table.is_wanted(id);
+        let handles = &mut context.handles[..self.table.block_count(order)];
+        let (store, worker) = (self.backing.store(), &mut context.worker);
+        // SAFETY: the frame has the folio's size and holds its bytes. It stays full and unmoved as
+        // long as the folio is `Saving`.
+        unsafe {
+            match &mut context.offload {
+                Some(queue) if changed.count() > 1 => store
+                    .save_through(worker, queue, frame, order, key, changed, is_wanted, handles),
+                _ => store.save(worker, frame, order, key, changed, is_wanted, handles),
+            }
+        }
+    }
+
+    /// Puts a dirty folio, which was `Saving` and is not wanted, on `Dirty` again. With `is_cut`,
+    /// its pages are listed there.
+    fn put_off(&self, guard: &mut ShardGuard<'_>, id: FolioId, is_cut: bool) {
+        let folio = self.table.get(guard, id);
+        let order = folio.order();
+        folio.state.set(FolioState::Cached);
+        if is_cut {
+            BlockSize::new(self.engine).cut_into_pages(guard, id);
+        } else {
+            self.table.lists().push(id, folio.key(), order.get(), LruList::Dirty);
+        }
+        Residency::new(self.engine).ask_to_save(order);
+        self.table.notify(guard);
+    }
+
+    /// Notes that the store has refused a folio, and keeps no part of it. The folio's old copy is
+    /// invalid at every offset (Z3). Without a swap file it stays in memory, marked active (Z4).
+    fn note_refused(&self, guard: &ShardGuard<'_>, id: FolioId, error: SaveError) {
+        let count = match error {
+            SaveError::Verify => &self.stats.verify_mismatch,
+            _ => &self.stats.save_refused,
+        };
+        stats::add(count, 1);
+        let folio = self.table.get(guard, id);
+        folio.state.set(FolioState::Cached);
+        self.table.drop_copy(guard, id, self.backing);
+        folio.active.set(true);
+        let list = if error == SaveError::PoolFull { LruList::Full } else { LruList::Dense };
+        folio.refused.set(list);
+        self.budget.note_refusal();
     }
 
     /// Returns the blocks whose bytes differ from their stored copy. `context.fingerprints` has the
@@ -251,7 +289,7 @@ impl Saver<'_> {
         if !had_copy {
             self.table.tally().copy(pages);
         }
-        let s = &self.stats;
+        let s = self.stats;
         stats::add(&s.blocks_saved, saved as u64);
         stats::add(&s.blocks_clean, (count - saved) as u64);
         if saved == 0 {
@@ -273,7 +311,7 @@ impl Saver<'_> {
         if self.table.is_still(&guard, id, key)
             && self.table.get(&guard, id).state.get() == FolioState::Cached
         {
-            mapped = Residency(self.0).map_in(&mut guard, area.addr_of(key), id).pages;
+            mapped = Residency::new(self.engine).map_in(&mut guard, area.addr_of(key), id).pages;
         }
         if mapped < order.pages() {
             // A thread that waits for a page that could not be mapped faults again.

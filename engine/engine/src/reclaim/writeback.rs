@@ -16,13 +16,18 @@
 //! The writer takes shard locks only. A thread that waits for it may hold `areas` for reading and a
 //! context, but no shard.
 use crate::backing::contexts::CodecContext;
-use crate::backing::{BlockSlot, end_damaged};
+use crate::backing::{Backing, BlockSlot, end_damaged};
+use crate::config::Config;
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
-use crate::parts::bytes;
-use crate::parts::walk;
+use crate::folio::table::FolioTable;
+use crate::memory::budget::Budget;
+use crate::parts::{EngineParts, bytes};
+use crate::requests::background::RequestQueue;
+use crate::requests::pause::ForkPauses;
 use crate::residency::Residency;
+use crate::stats_place::StatsPlace;
 use alloc::vec::Vec;
 use core::cell::Cell;
 use memfold_os::Errno;
@@ -103,12 +108,35 @@ enum LeftReason {
     TooLong,
 }
 
-walk! {
-    /// Writes to the swap file what memory and pool can't keep.
-    pub struct Writeback
+/// Writes to the swap file what memory and pool can't keep.
+#[derive(Copy, Clone)]
+pub struct Writeback<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    pauses: &'a ForkPauses,
+    engine: &'a EngineParts,
 }
 
-impl Writeback<'_> {
+impl<'a> Writeback<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Writeback<'a> {
+        Writeback {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            pauses: &engine.pauses,
+            engine,
+        }
+    }
+
     /// Returns the pool's share, bytes. Above it, the coldest blocks go to the swap file.
     fn pool_share(&self) -> u64 {
         let limit = self.config.limit_bytes.unwrap_or(u64::MAX);
@@ -146,7 +174,7 @@ impl Writeback<'_> {
             swap.give_buffer_back(buffer);
             return WriteOutcome::Stays;
         }
-        self.table.drop_copy(&guard, id, &self.backing);
+        self.table.drop_copy(&guard, id, self.backing);
         for (slot, &fingerprint) in self.table.slots(folio).iter().zip(&context.fingerprints) {
             slot.set(BlockSlot { fingerprint, ..slot.get() });
         }
@@ -176,8 +204,8 @@ impl Writeback<'_> {
         }
         stats::add(&self.stats.swpout_fallback[order.get() as usize], 1);
         folio.state.set(FolioState::Cached);
-        self.table.drop_copy(&guard, id, &self.backing);
-        self.table.split(&mut guard, id, &self.backing);
+        self.table.drop_copy(&guard, id, self.backing);
+        self.table.split(&mut guard, id, self.backing);
         self.table.list_by_state(&guard, id);
         self.table.notify(&guard);
         self.requests.reclaim();
@@ -199,7 +227,7 @@ impl Writeback<'_> {
                 folio.writing.set(0);
                 if result.is_ok() {
                     self.note_written(swap, &guard, id, slot);
-                    Residency(self.0).release_frame(&guard, id);
+                    Residency::new(self.engine).release_frame(&guard, id);
                 } else {
                     folio.active.set(true);
                     self.table.list_by_state(&guard, id);

@@ -36,17 +36,17 @@ struct CopyProgress {
     all: bool,
 }
 
-impl Residency<'_> {
+impl<'a> Residency<'a> {
     /// Brings home what is missing of a `Partial` folio, past the target if need be, so that it can
     /// be moved out; it has changed, or may have. Returns with its shard locked, which was not
     /// meanwhile.
-    pub(crate) fn load_rest<'g>(
-        &'g self,
+    pub(crate) fn load_rest(
+        &self,
         areas: &Areas,
         area: &Area,
-        guard: ShardGuard<'g>,
+        guard: ShardGuard<'_>,
         id: FolioId,
-    ) -> ShardGuard<'g> {
+    ) -> ShardGuard<'a> {
         let load = self.table.begin_load(&guard, id);
         drop(guard);
         let keys = load.keys();
@@ -105,7 +105,7 @@ impl Residency<'_> {
         self.table.list_by_state(&guard, id);
         if is_whole {
             self.keep_clean_budget(&guard, id);
-            HugePages(self.0).note_load(&guard, id);
+            HugePages::new(self.engine).note_load(&guard, id);
         }
         self.table.notify(&guard);
         let in_part = before != 0 || !is_whole;

@@ -8,21 +8,49 @@
 //! The kernel copies 2 MiB for it, about 0.4 ms, and refuses where pages are write-protected. So the
 //! stored copies of the parts are dropped. Where memory is short not all parts come back, and nothing
 //! is joined.
+use crate::area::lock::AreaLock;
+use crate::backing::Backing;
 use crate::folio::FolioState;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
-use crate::parts::walk;
+use crate::folio::table::FolioTable;
+use crate::memory::mapper::Mapper;
+use crate::memory::unshare::ToUnshare;
+use crate::parts::EngineParts;
+use crate::requests::background::RequestQueue;
+use crate::stats_place::StatsPlace;
 use core::ops::Range;
 use memfold_os::memory::huge;
 use memfold_os::units::{MAX_BYTES, MAX_PAGES, Order};
 use memfold_stats as stats;
 
-walk! {
-    /// Brings back huge pages.
-    pub(crate) struct HugePages
+/// Brings back huge pages.
+#[derive(Copy, Clone)]
+pub(crate) struct HugePages<'a> {
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    areas: &'a AreaLock,
+    requests: &'a RequestQueue,
+    to_unshare: &'a ToUnshare,
 }
 
-impl HugePages<'_> {
+impl<'a> HugePages<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> HugePages<'a> {
+        HugePages {
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            areas: &engine.areas,
+            requests: &engine.requests,
+            to_unshare: &engine.to_unshare,
+        }
+    }
+
     /// Marks a folio of the largest order that is about to be evicted if it is a huge page. Costs a
     /// system call, little beside what it costs to compress the folio.
     pub(crate) fn mark(&self, guard: &ShardGuard<'_>, id: FolioId, home: usize) {
@@ -96,7 +124,7 @@ impl HugePages<'_> {
             let folio = self.table.get(&guard, id);
             active |= folio.active.get();
             at = folio.end();
-            self.table.remove(&mut guard, id, &self.backing);
+            self.table.remove(&mut guard, id, self.backing);
         }
         let id = self.table.add(&guard, start, Order::MAX, FolioState::Resident);
         let folio = self.table.get(&guard, id);

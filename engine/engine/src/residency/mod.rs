@@ -3,15 +3,22 @@ pub(crate) mod huge_pages;
 pub mod copy_in;
 
 use crate::area::Area;
+use crate::backing::Backing;
+use crate::config::Config;
 use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
+use crate::folio::table::FolioTable;
 use crate::folio::{Folio, FolioState, TouchKind};
 use crate::limits::Limits;
+use crate::memory::budget::Budget;
 use crate::memory::frames::{Frame, FrameKind};
-use crate::memory::mapper::{MapProgress, MapStop};
-use crate::parts::{bytes, walk};
+use crate::memory::mapper::{MapProgress, MapStop, Mapper};
+use crate::memory::unshare::ToUnshare;
+use crate::parts::{EngineParts, bytes};
 use crate::policy::{eviction, workingset};
+use crate::requests::background::RequestQueue;
 use crate::residency::huge_pages::HugePages;
+use crate::stats_place::StatsPlace;
 use memfold_os::sync::atomic::Ordering::Relaxed;
 use memfold_os::units::{Order, PAGE_SHIFT};
 use memfold_stats::{self as stats, LimitBucket};
@@ -24,12 +31,37 @@ const UNBOUNDED_CLEAN_SHARE: u64 = 8;
 /// Where the limit can't be kept, they may take one part in this many of what is folded.
 const LEAST_CLEAN_SHARE: u128 = 64;
 
-walk! {
-    /// Maps folios into the program's page table, and out of it.
-    pub(crate) struct Residency
+/// Maps folios into the program's page table, and out of it.
+#[derive(Copy, Clone)]
+pub(crate) struct Residency<'a> {
+    config: &'a Config,
+    stats: &'a StatsPlace,
+    table: &'a FolioTable,
+    mapper: &'a Mapper,
+    backing: &'a Backing,
+    budget: &'a Budget,
+    requests: &'a RequestQueue,
+    to_unshare: &'a ToUnshare,
+    engine: &'a EngineParts,
 }
 
-impl Residency<'_> {
+impl<'a> Residency<'a> {
+    /// Returns the walk over the parts of an engine.
+    #[inline]
+    pub(crate) fn new(engine: &'a EngineParts) -> Residency<'a> {
+        Residency {
+            config: &engine.config,
+            stats: &engine.stats,
+            table: &engine.table,
+            mapper: &engine.mapper,
+            backing: &engine.backing,
+            budget: &engine.budget,
+            requests: &engine.requests,
+            to_unshare: &engine.to_unshare,
+            engine,
+        }
+    }
+
     /// Maps a folio that is in the swap cache (`Cached`, or its caller's `Loading` or `Saving`): it
     /// becomes `Resident`. If the kernel stops half-way, the folio is split: the mapped part is
     /// `Resident`, the rest `Cached`.
@@ -51,10 +83,10 @@ impl Residency<'_> {
             folio.untouched.set(false);
             self.table.list_by_state(guard, id);
             self.keep_clean_budget(guard, id);
-            HugePages(self.0).note_load(guard, id);
+            HugePages::new(self.engine).note_load(guard, id);
         } else {
             self.table.lists().detach(id);
-            self.table.split_at(guard, id, done.pages, &self.backing);
+            self.table.split_at(guard, id, done.pages, self.backing);
             self.settle_pieces(
                 guard,
                 id,
@@ -104,7 +136,7 @@ impl Residency<'_> {
     /// - Folding costs more than it saves ([`Limits::kept_bytes`]).
     /// - The copy takes room in a swap file that is half full.
     pub(crate) fn keep_clean_budget(&self, guard: &ShardGuard<'_>, id: FolioId) {
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         let (clean, folded) = (self.table.tally().clean(), self.table.tally().folded());
         let bound = match limits.is_bounded() {
             true => limits.target(),
@@ -132,7 +164,7 @@ impl Residency<'_> {
                 && held > folded_bytes as u128 / LEAST_CLEAN_SHARE
         {
             stats::add(&self.stats.clean_dropped, 1);
-            self.table.drop_copy(guard, id, &self.backing);
+            self.table.drop_copy(guard, id, self.backing);
         }
     }
 
@@ -174,7 +206,7 @@ impl Residency<'_> {
         folio.refused.set(LruList::None);
         let start = folio.key();
         self.table.lists().detach(id);
-        self.table.split_at(guard, id, done.pages, &self.backing);
+        self.table.split_at(guard, id, done.pages, self.backing);
         if done.stop == Some(MapStop::Busy) {
             self.refuse(guard, start + done.pages as u64);
         }
@@ -198,8 +230,7 @@ impl Residency<'_> {
         let stays = self.to_unshare.stays();
         if stays {
             let order = self.table.get(guard, id).order();
-            id =
-                self.table.carve(guard, id, key, order.min(self.config.block_order), &self.backing);
+            id = self.table.carve(guard, id, key, order.min(self.config.block_order), self.backing);
         } else if self.to_unshare.is_shared() {
             // The cause is short-lived.
             return;
@@ -229,7 +260,7 @@ impl Residency<'_> {
         {
             return Some(found);
         }
-        if Limits(self.0).may_retry() {
+        if Limits::new(self.engine).may_retry() {
             // The lists take turns.
             let first = self.budget.next_retry() as usize;
             let mut lists =
@@ -290,7 +321,7 @@ impl Residency<'_> {
         if self.budget.is_idle() || self.budget.is_waking() {
             return;
         }
-        let limits = Limits(self.0);
+        let limits = Limits::new(self.engine);
         let (folded, stored) = (self.table.tally().folded() << PAGE_SHIFT, limits.stored_bytes());
         let gain = folded.saturating_sub(stored);
         let more = (u128::from(distance << PAGE_SHIFT) * u128::from(gain)
@@ -312,7 +343,7 @@ impl Residency<'_> {
 
     /// Counts a load. It counts as one from the swap file if any part of it was.
     pub(crate) fn count_load(&self, order: Order, from_file: bool) {
-        let s = &self.stats;
+        let s = self.stats;
         let (folios, pages) =
             if from_file { (&s.swpin_folio, &s.pswpin) } else { (&s.zswpin_folio, &s.zswpin) };
         stats::add(&folios[order.get() as usize], 1);

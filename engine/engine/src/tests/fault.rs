@@ -161,7 +161,7 @@ fn c5_a_fault_looks_nowhere_but_where_its_page_is() {
     engine.fill(0..4, 2);
     // In the swap cache: the pool is not searched.
     let areas = engine.pager.0.areas.read();
-    Reclaim(&engine.pager.0).evict(&areas);
+    Reclaim::new(&engine.pager.0).evict(&areas);
     drop(areas);
     assert!(!engine.space.is_present(engine.page(0)));
     assert_eq!(engine.touch(0), looked(0, 0));
@@ -302,7 +302,7 @@ fn blocks_are_cut_only_while_there_are_folios_left() {
     let engine = Engine::of_blocks();
     engine.fill(0..16, 3);
     let block = engine.pager.0.config.block_order;
-    let is_cut = || BlockSize(&engine.pager.0).is_to_be_cut(block, TouchKind::RANDOM, true);
+    let is_cut = || BlockSize::new(&engine.pager.0).is_to_be_cut(block, TouchKind::RANDOM, true);
     assert!(is_cut());
     engine.pager.0.table.crowd_at(engine.pager.0.table.count() + 1);
     assert!(is_cut());

@@ -22,7 +22,7 @@ fn held_page_keeps_its_block_and_not_its_folio() {
             .for_each(|page| building.push(engine.page(*page)..engine.page(*page) + 1, false));
         let hold = building.publish().unwrap().unwrap();
         let areas = engine.pager.0.areas.read();
-        (0..100).for_each(|_| _ = Reclaim(&engine.pager.0).evict(&areas));
+        (0..100).for_each(|_| _ = Reclaim::new(&engine.pager.0).evict(&areas));
         drop(areas);
         for page in 0..PAGES {
             let is_kept = held.iter().any(|held| held / BLOCK_PAGES == page / BLOCK_PAGES);

@@ -36,7 +36,7 @@ fn s5_page_out_and_cold_act_on_whole_folios_without_splitting() {
     assert_eq!((engine.orders(32..64), get(&engine.pager.0.stats.splits)), (vec![4, 4], 0));
     // The cold folios are the next to be evicted, though neither is the oldest.
     for _ in 0..2 {
-        Reclaim(&engine.pager.0).evict(&engine.pager.0.areas.read());
+        Reclaim::new(&engine.pager.0).evict(&engine.pager.0.areas.read());
     }
     assert!((0..32).all(|n| engine.space.is_present(engine.page(n))), "what was not named stays");
     assert!((32..64).all(|n| !engine.space.is_present(engine.page(n))), "the cold folios left");
