@@ -14,8 +14,8 @@ use memfold_engine::known::TOP;
 use memfold_gate::child;
 use memfold_gate::touch;
 use memfold_gate::{
-    BadAddress, ErrandServer, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom, OtherProcess,
-    RefusedCall,
+    BadAddress, ChildKeeper, ErrandServer, HoldKeeper, Keeper, KeeperCall, KeeperHold, LifeKeeper,
+    Names, NoHoldRoom, OtherProcess, PageKeeper, RefusedCall, RightsKeeper, ThreadKeeper,
 };
 use memfold_os::Errno;
 use memfold_os::raw::populates;
@@ -37,7 +37,7 @@ const PIECE_SMALL: usize = 64 << 10;
 const BAD_MAX: usize = 8;
 
 /// The keeper of the program that the gate asks.
-pub struct ProgramKeeper;
+struct ProgramKeeper;
 
 /// A call that another task may make, because it concerns the memory that both share.
 struct LentCall<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
@@ -51,7 +51,14 @@ impl LentCall<'_> {
     }
 }
 
-pub static KEEPER: ProgramKeeper = ProgramKeeper;
+pub static KEEPER: Keeper = Keeper {
+    holds: &ProgramKeeper,
+    pages: &ProgramKeeper,
+    life: &ProgramKeeper,
+    children: &ProgramKeeper,
+    rights: &ProgramKeeper,
+    threads: &ProgramKeeper,
+};
 
 impl ManagedProgram {
     /// Returns whether a call must hold a range that it names.
@@ -270,7 +277,7 @@ fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>) {
     });
 }
 
-impl Keeper for ProgramKeeper {
+impl HoldKeeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
         get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
     }
@@ -296,10 +303,6 @@ impl Keeper for ProgramKeeper {
         }
     }
 
-    fn piece_bytes(&self) -> usize {
-        get().map_or(usize::MAX, ManagedProgram::piece_bytes)
-    }
-
     fn lent(
         &self,
         process: OtherProcess,
@@ -310,9 +313,32 @@ impl Keeper for ProgramKeeper {
         borrower::borrow(process, parts, write, make)
     }
 
+    fn piece_bytes(&self) -> usize {
+        get().map_or(usize::MAX, ManagedProgram::piece_bytes)
+    }
+
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
         if let Some(gated) = get().filter(|gated| gated.is_managing()) {
             gated.try_on_behalf(|| gated.refused(nr, name, words));
+        }
+    }
+}
+
+impl PageKeeper for ProgramKeeper {
+    fn hides(&self) -> bool {
+        get().or(lost()).is_some_and(|gated| gated.paging.hides())
+    }
+
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
+        let Some(gated) = get() else {
+            return lost().is_some_and(|program| program.fault_when_lost(fault));
+        };
+        // If the parent of a child of vfork ends, the child tries its access again.
+        let again = (true, FaultSource::Other);
+        let serve = || gated.try_on_behalf(|| gated.fault(fault)).unwrap_or(again);
+        match sampling::due() {
+            Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
+            None => serve().0,
         }
     }
 
@@ -337,6 +363,30 @@ impl Keeper for ProgramKeeper {
         made
     }
 
+    fn never_fold(&self, start: usize, len: usize) {
+        let range = pages_around(start, len);
+        match get() {
+            _ if len == 0 => {}
+            Some(gated) => _ = gated.try_on_behalf(|| gated.never_fold(range)),
+            // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
+            // which waits.
+            None if deferred::is_waiting() && child().is_none() => statics::keep(range),
+            None => {}
+        }
+    }
+
+    fn keep_all(&self, keep: bool) {
+        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
+            if keep { holds.stop_eviction() } else { holds.allow_eviction() }
+        }
+    }
+
+    fn keep_home(&self, keep: bool) -> bool {
+        get().is_none_or(|gated| gated.keep_home(keep))
+    }
+}
+
+impl LifeKeeper for ProgramKeeper {
     fn expect_copy(&self) {
         if deferred::is_waiting() && child().is_none() {
             deferred::expect_copy();
@@ -365,6 +415,57 @@ impl Keeper for ProgramKeeper {
         unsafe { limits::resume(made == 0) };
     }
 
+    fn execute(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        executes::execute(nr, args, make)
+    }
+
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        fd >= 0 && fd == member::link() || get().is_some_and(|gated| gated.owns(fd))
+    }
+
+    fn ends(&self) {
+        if child().is_some() {
+            // Everything that the child leaves behind belongs to its parent.
+            return;
+        }
+        if let Some(gated) = get() {
+            // A filter may kill a thread that asks for CPU times.
+            if !gated.filtered.load(SeqCst) {
+                gated.pager.gauges().note_cost();
+            }
+            gated.publish_last(|| {});
+        }
+    }
+}
+
+impl ChildKeeper for ProgramKeeper {
+    fn has_child(&self) {
+        if let Some(gated) = get() {
+            gated.start_serving();
+        }
+    }
+
+    fn has_no_child(&self, number: usize) {
+        if let Some(gated) = get() {
+            gated.try_on_behalf(|| gated.end_child(number));
+        }
+    }
+
+    fn server(&self) -> Option<ErrandServer> {
+        if get().is_some_and(|gated| gated.serves_errands.load(SeqCst))
+            && child().is_some()
+            && bare::life() == 0
+        {
+            engine::inherit();
+        }
+        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::SERVER)
+    }
+
     fn waits_in_copy(&self) -> bool {
         get().is_some_and(ManagedProgram::waits_in_copy)
     }
@@ -372,10 +473,27 @@ impl Keeper for ProgramKeeper {
     fn is_copied(&self) -> bool {
         get().is_some_and(ManagedProgram::is_copied)
     }
+}
 
+impl RightsKeeper for ProgramKeeper {
     fn last_chance(&self) {
         if deferred::is_waiting() && child().is_none() {
             deferred::begin();
+        }
+    }
+
+    fn give_up_rights(&self) {
+        if child().is_some() || !member::has_given_up() {
+            return;
+        }
+        let done = match get() {
+            Some(program) => ThreadRights::own().and_then(|rights| program.give_up_rights(&rights)),
+            None => member::change_user().map(drop),
+        };
+        if let Err(e) = done {
+            diagnostics::die(format_args!(
+                "Discarding memory that the program discarded failed: {e}"
+            ));
         }
     }
 
@@ -410,107 +528,11 @@ impl Keeper for ProgramKeeper {
         true
     }
 
-    fn end_alarms(&self) {
-        // Without an engine no thread has alarms.
-        if get().is_some() {
-            engine::end_alarms();
-        }
-    }
-
     fn retire(&self) {
         match get() {
             Some(gated) => gated.retire(),
             None => drop(deferred::give_up()),
         }
-    }
-
-    fn has_child(&self) {
-        if let Some(gated) = get() {
-            gated.start_serving();
-        }
-    }
-
-    fn has_no_child(&self, number: usize) {
-        if let Some(gated) = get() {
-            gated.try_on_behalf(|| gated.end_child(number));
-        }
-    }
-
-    fn server(&self) -> Option<ErrandServer> {
-        if get().is_some_and(|gated| gated.serves_errands.load(SeqCst))
-            && child().is_some()
-            && bare::life() == 0
-        {
-            engine::inherit();
-        }
-        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::SERVER)
-    }
-
-    fn hides(&self) -> bool {
-        get().or(lost()).is_some_and(|gated| gated.paging.hides())
-    }
-
-    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
-        let Some(gated) = get() else {
-            return lost().is_some_and(|program| program.fault_when_lost(fault));
-        };
-        // If the parent of a child of vfork ends, the child tries its access again.
-        let again = (true, FaultSource::Other);
-        let serve = || gated.try_on_behalf(|| gated.fault(fault)).unwrap_or(again);
-        match sampling::due() {
-            Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
-            None => serve().0,
-        }
-    }
-
-    fn never_fold(&self, start: usize, len: usize) {
-        let range = pages_around(start, len);
-        match get() {
-            _ if len == 0 => {}
-            Some(gated) => _ = gated.try_on_behalf(|| gated.never_fold(range)),
-            // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
-            // which waits.
-            None if deferred::is_waiting() && child().is_none() => statics::keep(range),
-            None => {}
-        }
-    }
-
-    fn owns_descriptor(&self, fd: i32) -> bool {
-        fd >= 0 && fd == member::link() || get().is_some_and(|gated| gated.owns(fd))
-    }
-
-    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
-        match get() {
-            Some(gated) => gated.alone(make),
-            None => make(),
-        }
-    }
-
-    fn give_up_rights(&self) {
-        if child().is_some() || !member::has_given_up() {
-            return;
-        }
-        let done = match get() {
-            Some(program) => ThreadRights::own().and_then(|rights| program.give_up_rights(&rights)),
-            None => member::change_user().map(drop),
-        };
-        if let Err(e) = done {
-            diagnostics::die(format_args!(
-                "Discarding memory that the program discarded failed: {e}"
-            ));
-        }
-    }
-
-    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
-        limits::limit(resource, new)
-    }
-
-    fn threads(&self) -> usize {
-        bare::count()
-    }
-
-    fn owns_thread(&self, number: u32) -> bool {
-        bare::has(number)
     }
 
     fn tells(&self, what: RefusedCall) {
@@ -534,41 +556,36 @@ impl Keeper for ProgramKeeper {
             )),
         }
     }
+}
 
-    fn execute(
-        &self,
-        nr: usize,
-        args: &[usize; 6],
-        make: &mut dyn FnMut(&[usize; 6]) -> isize,
-    ) -> isize {
-        executes::execute(nr, args, make)
+impl ThreadKeeper for ProgramKeeper {
+    fn count(&self) -> usize {
+        bare::count()
     }
 
-    fn keep_all(&self, keep: bool) {
-        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
-            if keep { holds.stop_eviction() } else { holds.allow_eviction() }
-        }
-    }
-
-    fn keep_home(&self, keep: bool) -> bool {
-        get().is_none_or(|gated| gated.keep_home(keep))
+    fn owns_thread(&self, number: u32) -> bool {
+        bare::has(number)
     }
 
     fn alarm(&self) {
         engine::end_own_rest();
     }
 
-    fn ends(&self) {
-        if child().is_some() {
-            // Everything that the child leaves behind belongs to its parent.
-            return;
+    fn end_alarms(&self) {
+        // Without an engine no thread has alarms.
+        if get().is_some() {
+            engine::end_alarms();
         }
-        if let Some(gated) = get() {
-            // A filter may kill a thread that asks for CPU times.
-            if !gated.filtered.load(SeqCst) {
-                gated.pager.gauges().note_cost();
-            }
-            gated.publish_last(|| {});
+    }
+
+    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        match get() {
+            Some(gated) => gated.alone(make),
+            None => make(),
         }
+    }
+
+    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
+        limits::limit(resource, new)
     }
 }
