@@ -55,25 +55,24 @@ fn decide(program: &'static ManagedProgram) {
     // SAFETY: the barrier has returned, so no thread of the process that had the engine executes
     // an instruction any more. Its other children touch nothing of the engine.
     unsafe {
-        program.maps.forget_readers();
-        program.pager.fork().inherit();
+        program.memory().maps().forget_readers();
+        program.pager().fork().inherit();
         memfold_gate::succeed();
         // The restarted thread assumes that the thread that starts it holds the lock.
-        forget(program.state.lock());
+        forget(program.memory().state().lock());
         engine::start_in_heir();
-        program.state.unlock();
+        program.memory().state().unlock();
     }
 }
 
 impl ManagedProgram {
     /// Returns whether no thread is in the middle of work on the engine, or has ended in it.
     fn is_at_rest(&self) -> bool {
-        !self.state.is_held()
-            && !self.faults_of_program.is_held()
+        !self.memory().is_in_change()
             && !limits::are_held()
             && !list_is_held()
             && !crate::heap::arena().is_held()
             && memfold_gate::is_at_rest()
-            && self.pager.fork().is_at_rest()
+            && self.pager().fork().is_at_rest()
     }
 }

@@ -8,7 +8,6 @@ use crate::marks::statics;
 use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
 use crate::{deferred, engine, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
-use core::sync::atomic::Ordering::SeqCst;
 use memfold_engine::fault::{FaultOutcome, FaultSource, PageFault};
 use memfold_engine::known::TOP;
 use memfold_gate::child;
@@ -61,31 +60,25 @@ pub static KEEPER: Keeper = Keeper {
 };
 
 impl ManagedProgram {
-    /// Returns whether a call must hold a range that it names.
-    pub fn concerns(&self, range: &Range<usize>) -> bool {
-        // Before adoption, any memory may be what will be adopted.
-        range.start < TOP && (!self.is_managing() || self.known.is_set(range))
-    }
-
     fn hold(
         &self,
         names: Names,
         thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<KeeperHold>, NoHoldRoom> {
-        let holds = self.pager.holds();
+        let holds = self.pager().holds();
         let is_child = child().is_some();
         if is_child {
             let mut count = 0;
             names(&mut |_| count += 1);
             if !holds.has_room(thread, count, false) {
-                self.try_on_behalf(|| holds.has_room(thread, count, true));
+                self.threads().try_on_behalf(|| holds.has_room(thread, count, true));
             }
         }
         let mut holding = holds.begin(thread);
         names(&mut |span| {
             let range = span.start..span.start + span.len;
-            if self.concerns(&range) {
+            if self.memory().concerns(&range) {
                 holding.push(range, span.write);
             }
         });
@@ -101,8 +94,8 @@ impl ManagedProgram {
         } else {
             holds.wait(hold);
         }
-        if self.is_managing() {
-            self.pager.gauges().note_held();
+        if self.memory().is_managing() {
+            self.pager().gauges().note_held();
             holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
         }
         Ok(Some(KeeperHold(hold.0)))
@@ -110,11 +103,11 @@ impl ManagedProgram {
 
     /// Returns the most bytes that a piece of a call should hold.
     pub fn piece_bytes(&self) -> usize {
-        if !self.is_managing() {
+        if !self.memory().is_managing() {
             return usize::MAX;
         }
-        let bound = self.pager.limits().bound_bytes();
-        if self.pager.holds().held_bytes() > bound / HELD_SHARE {
+        let bound = self.pager().limits().bound_bytes();
+        if self.pager().holds().held_bytes() > bound / HELD_SHARE {
             return PIECE_SMALL;
         }
         (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize
@@ -128,18 +121,18 @@ impl ManagedProgram {
     ) {
         let (mut at, mut bad) = (pages.start, 0);
         while at < pages.end.min(TOP) && bad < BAD_MAX {
-            if !self.known.is_set(&(at..at + 1)) {
+            if !self.memory().known().is_set(&(at..at + 1)) {
                 at += PAGE_SIZE;
                 continue;
             }
-            let found = self.try_on_behalf(|| self.pager.mappings().run_at(at));
+            let found = self.threads().try_on_behalf(|| self.pager().mappings().run_at(at));
             // A child of vfork that has lost the engine touches all that may be folded.
             let (is_managed, end) = found.unwrap_or((true, at + PAGE_SIZE));
             let end = end.min(pages.end).min(TOP);
             // Unmanaged memory is left to the kernel: a write here would change a file, or end
             // sharing. Only where memory is hidden, unmanaged memory may be hidden too. And unmanaged
             // memory may be registered.
-            let may_be_missing = self.paging.hides() || self.may_stay_registered.load(SeqCst);
+            let may_be_missing = self.memory().may_miss_unmanaged();
             if is_managed || may_be_missing {
                 let mut run = (at..end).step_by(PAGE_SIZE);
                 let touched = |page: usize| touch(page, write && is_managed);
@@ -153,11 +146,11 @@ impl ManagedProgram {
     /// Serves a fault. Returns whether that is done, and where the page came from.
     pub fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
         let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
-        if self.paging.is_tight() {
+        if self.memory().paging().is_tight() {
             self.show_before(addr);
         }
         loop {
-            match self.pager.faults().fault_from(PageFault { addr, write, protected }) {
+            match self.pager().faults().fault_from(PageFault { addr, write, protected }) {
                 (FaultOutcome::Yes, source) => return (true, source),
                 (FaultOutcome::Again, _) => yield_now(),
                 (FaultOutcome::NotManaged, source) => return (self.fault_elsewhere(addr), source),
@@ -168,16 +161,16 @@ impl ManagedProgram {
     /// Loads the hidden memory before an address, from the start of its mapping on, block by block.
     /// Each block continues shown memory, so it needs no further mapping.
     fn show_before(&self, addr: usize) {
-        let block = addr & !(self.config.block_order.bytes() - 1);
+        let block = addr & !(self.memory().block_bytes() - 1);
         loop {
             let mut first = addr;
-            let _ = self.maps.each(addr, addr + 1, |found| {
+            let _ = self.memory().maps().each(addr, addr + 1, |found| {
                 if found.access == libc::PROT_NONE {
                     first = found.start;
                 }
             });
             let fault = PageFault { addr: first, ..PageFault::default() };
-            if first >= block || self.pager.faults().fault(fault) == FaultOutcome::NotManaged {
+            if first >= block || self.pager().faults().fault(fault) == FaultOutcome::NotManaged {
                 return;
             }
         }
@@ -187,25 +180,25 @@ impl ManagedProgram {
     /// memory has left management since. Otherwise the fault is the program's own.
     fn fault_elsewhere(&self, addr: usize) -> bool {
         let page = addr & !(PAGE_SIZE - 1);
-        if !self.known.is_set(&(page..page + PAGE_SIZE)) {
+        if !self.memory().known().is_set(&(page..page + PAGE_SIZE)) {
             return false;
         }
-        if !self.faults_of_program.lock().within(&(page..page + PAGE_SIZE)).is_empty() {
+        if self.memory().has_faults(&(page..page + PAGE_SIZE)) {
             return false;
         }
-        if self.paging.fills(page) {
+        if self.memory().paging().fills(page) {
             return true;
         }
         let mut may_be = false;
         // Where memory is hidden, the program's own errors raise the same signal.
-        let hides = self.paging.hides();
-        match self.maps.each(page, page + 1, |found| {
-            may_be |= found.anonymous && (!hides || self.suits(found.access));
+        let hides = self.memory().paging().hides();
+        match self.memory().maps().each(page, page + 1, |found| {
+            may_be |= found.anonymous && (!hides || self.memory().suits(found.access));
         }) {
             Ok(()) => may_be,
             // Without a map, an access that the kernel now allows isn't the program's error.
             Err(_) => {
-                populates(page, false) || self.pager.mappings().touches(&(page..page + PAGE_SIZE))
+                populates(page, false) || self.pager().mappings().touches(&(page..page + PAGE_SIZE))
             }
         }
     }
@@ -214,16 +207,20 @@ impl ManagedProgram {
     /// write-protected is resident, and a page that was never touched is zeros.
     fn fault_when_lost(&self, fault: memfold_gate::KeeperFault) -> bool {
         let page = fault.address & !(PAGE_SIZE - 1);
-        if !self.known.is_set(&(page..page + 1)) {
+        if !self.memory().known().is_set(&(page..page + 1)) {
             return false;
         }
         // SAFETY: all threads that change the engine have ended. A child that has lost it changes
         // nothing.
-        let is_zeros = || unsafe { self.pager.fork().is_untouched(page) };
+        let is_zeros = || unsafe { self.pager().fork().is_untouched(page) };
         let is_served = match fault.protected {
-            true => self.paging.unprotect(page).is_ok(),
+            true => self.memory().paging().unprotect(page).is_ok(),
             // The page may be there by now, because another child has touched it.
-            false => is_zeros() && (self.paging.opens(page) || self.pagemap.is_populated(page)),
+            false => {
+                is_zeros()
+                    && (self.memory().paging().opens(page)
+                        || self.memory().pagemap().is_populated(page))
+            }
         };
         if !is_served {
             diagnostics::die(format_args!("{LOST}"));
@@ -235,14 +232,14 @@ impl ManagedProgram {
         let is_missing = |word: &&usize| {
             let page = **word & !(PAGE_SIZE - 1);
             page < TOP
-                && self.known.is_set(&(page..page + PAGE_SIZE))
-                && self.pager.mappings().touches(&(page..page + PAGE_SIZE))
-                && !self.pagemap.is_populated(page)
+                && self.memory().known().is_set(&(page..page + PAGE_SIZE))
+                && self.pager().mappings().touches(&(page..page + PAGE_SIZE))
+                && !self.memory().pagemap().is_populated(page)
                 // If the program itself may not write there, the kernel is right to refuse.
                 && touch(page, true).is_ok()
         };
         if let Some(word) = words.iter().find(is_missing) {
-            memfold_stats::add(&self.pager.stats().calls_refused, 1);
+            memfold_stats::add(&self.pager().stats().calls_refused, 1);
             diagnostics::warn(format_args!(
                 "warning: System call {nr} ({name}) failed because of folded memory at {word:#x}. This is a bug of memfold; please report it"
             ));
@@ -250,10 +247,10 @@ impl ManagedProgram {
     }
 
     fn never_fold(&self, range: Range<usize>) {
-        let mut state = self.state.lock();
+        let mut state = self.memory().state().lock();
         state.marked(MemoryMark::Own).add(range.clone());
-        if self.is_managing() && self.pager.mappings().touches(&range) {
-            self.leave(&range);
+        if self.memory().is_managing() && self.pager().mappings().touches(&range) {
+            self.memory().leave(&range);
         }
     }
 }
@@ -270,8 +267,9 @@ fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>) {
     let Some(program) = lost() else { return };
     names(&mut |span| {
         let pages = span.start & !(PAGE_SIZE - 1)..span.start.saturating_add(span.len).min(TOP);
-        let known =
-            pages.step_by(PAGE_SIZE).filter(|page| program.known.is_set(&(*page..page + 1)));
+        let known = pages
+            .step_by(PAGE_SIZE)
+            .filter(|page| program.memory().known().is_set(&(*page..page + 1)));
         let touched = |page: &usize| touch(*page, span.write).is_err();
         let _ = known.filter(touched).take(BAD_MAX).count();
     });
@@ -279,7 +277,9 @@ fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>) {
 
 impl HoldKeeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
-        get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
+        get().is_some_and(|gated| {
+            len > 0 && gated.memory().concerns(&(start..start.saturating_add(len)))
+        })
     }
 
     fn hold(
@@ -299,7 +299,7 @@ impl HoldKeeper for ProgramKeeper {
 
     fn release(&self, hold: KeeperHold) {
         if let Some(gated) = get() {
-            gated.pager.holds().release(memfold_engine::holds::HoldId(hold.0));
+            gated.pager().holds().release(memfold_engine::holds::HoldId(hold.0));
         }
     }
 
@@ -318,15 +318,15 @@ impl HoldKeeper for ProgramKeeper {
     }
 
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
-        if let Some(gated) = get().filter(|gated| gated.is_managing()) {
-            gated.try_on_behalf(|| gated.refused(nr, name, words));
+        if let Some(gated) = get().filter(|gated| gated.memory().is_managing()) {
+            gated.threads().try_on_behalf(|| gated.refused(nr, name, words));
         }
     }
 }
 
 impl PageKeeper for ProgramKeeper {
     fn hides(&self) -> bool {
-        get().or(lost()).is_some_and(|gated| gated.paging.hides())
+        get().or(lost()).is_some_and(|gated| gated.memory().paging().hides())
     }
 
     fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
@@ -335,7 +335,7 @@ impl PageKeeper for ProgramKeeper {
         };
         // If the parent of a child of vfork ends, the child tries its access again.
         let again = (true, FaultSource::Other);
-        let serve = || gated.try_on_behalf(|| gated.fault(fault)).unwrap_or(again);
+        let serve = || gated.threads().try_on_behalf(|| gated.fault(fault)).unwrap_or(again);
         match sampling::due() {
             Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
             None => serve().0,
@@ -367,7 +367,7 @@ impl PageKeeper for ProgramKeeper {
         let range = pages_around(start, len);
         match get() {
             _ if len == 0 => {}
-            Some(gated) => _ = gated.try_on_behalf(|| gated.never_fold(range)),
+            Some(gated) => _ = gated.threads().try_on_behalf(|| gated.never_fold(range)),
             // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
             // which waits.
             None if deferred::is_waiting() && child().is_none() => statics::keep(range),
@@ -376,7 +376,7 @@ impl PageKeeper for ProgramKeeper {
     }
 
     fn keep_all(&self, keep: bool) {
-        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
+        if let Some(holds) = get().map(|gated| gated.pager().holds()) {
             if keep { holds.stop_eviction() } else { holds.allow_eviction() }
         }
     }
@@ -435,8 +435,8 @@ impl LifeKeeper for ProgramKeeper {
         }
         if let Some(gated) = get() {
             // A filter may kill a thread that asks for CPU times.
-            if !gated.filtered.load(SeqCst) {
-                gated.pager.gauges().note_cost();
+            if !gated.threads().is_filtered() {
+                gated.pager().gauges().note_cost();
             }
             gated.publish_last(|| {});
         }
@@ -446,28 +446,28 @@ impl LifeKeeper for ProgramKeeper {
 impl ChildKeeper for ProgramKeeper {
     fn has_child(&self) {
         if let Some(gated) = get() {
-            gated.start_serving();
+            gated.threads().start_serving(gated.memory().state());
         }
     }
 
     fn has_no_child(&self, number: usize) {
         if let Some(gated) = get() {
-            gated.try_on_behalf(|| gated.end_child(number));
+            gated.threads().try_on_behalf(|| gated.end_child(number));
         }
     }
 
     fn server(&self) -> Option<ErrandServer> {
-        if get().is_some_and(|gated| gated.serves_errands.load(SeqCst))
+        if get().is_some_and(|gated| gated.threads().serves_errands())
             && child().is_some()
             && bare::life() == 0
         {
             engine::inherit();
         }
-        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::SERVER)
+        get().filter(|gated| gated.threads().serves_errands()).map(|_| threads::SERVER)
     }
 
     fn waits_in_copy(&self) -> bool {
-        get().is_some_and(ManagedProgram::waits_in_copy)
+        get().is_some_and(|gated| gated.relations().tells_of_copies())
     }
 
     fn is_copied(&self) -> bool {
@@ -507,14 +507,13 @@ impl RightsKeeper for ProgramKeeper {
 
     fn filtered(&self) {
         if let Some(gated) = get().filter(|_| child().is_none()) {
-            gated.filtered.store(true, SeqCst);
-            gated.has_own_filter.store(true, SeqCst);
+            gated.threads().note_filter();
         }
     }
 
     fn each_call(&self, of_all: bool, each: &mut dyn FnMut(&KeeperCall)) {
         let by_protection = match get() {
-            Some(gated) => Some(gated.paging.hides()),
+            Some(gated) => Some(gated.memory().paging().hides()),
             // A child of vfork takes no lock, and there is no engine that it needs.
             None if child().is_some() => None,
             None => deferred::is_by_protection(),

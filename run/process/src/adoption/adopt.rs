@@ -1,21 +1,17 @@
 //! Adoption: which memory comes under management, and when. It begins when the program's size nears
 //! its bounds.
-use crate::diagnostics::limit;
 use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
 use crate::program::ManagedProgram;
 use crate::size::pace::LookPause;
 use crate::size::process_size;
 use crate::size::share::SizeLook;
-use crate::threads::{self, START_SHARE, start_pending};
+use crate::threads::START_SHARE;
 use crate::{diagnostics, engine};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::forget;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use memfold_engine::config::OnFull;
-use memfold_engine::delivery::background;
 use memfold_engine::known::TOP;
 use memfold_gate::{all_are_gone, child, first_has_exited};
 use memfold_os::Errno;
@@ -40,15 +36,10 @@ const LOOK_PAST_NS: u64 = 250_000;
 const LOOK_IDLE_NS: u64 = 50_000_000;
 /// Time between looks without a limit, nanoseconds.
 const LOOK_UNBOUNDED_NS: u64 = 100_000_000;
-/// Without a limit, smaller processes are left alone.
-const FOLDED_LEAST_BYTES: u64 = 16 << 20;
 /// Smaller areas are left unmanaged unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// A mapping of this size or more is reported to the other processes of the run at once.
 const LARGE_BYTES: usize = 1 << 20;
-/// A process that is not the largest reports that the limit can't be kept only after so much time,
-/// nanoseconds.
-const LARGEST_NS: u64 = 320_000_000;
 /// Small ranges that wait for adoption are taken once they have this many bytes.
 const LATE_BYTES: usize = 1 << 20;
 
@@ -58,7 +49,7 @@ impl ManagedProgram {
     /// time until the next look. `is_rung` is whether a thread of this process has asked for a look.
     pub fn look(&self, is_rung: bool) -> LookPause {
         self.end_with_program();
-        let Some(mut state) = self.state.try_lock() else {
+        let Some(mut state) = self.memory().state().try_lock() else {
             return LookPause { ns: LOOK_SOON_NS, ends_with_work: false };
         };
         member::free_requests();
@@ -72,9 +63,13 @@ impl ManagedProgram {
         if !has_news && !state.level.pace.is_due(now.0, now.1) {
             return self.while_it_may(state.level.pace.rest(now.0));
         }
-        stats::add(&self.pager.stats().looks, 1);
+        stats::add(&self.pager().stats().looks, 1);
         let wanted_ns = self.look_at(state, now.1);
-        let weighed = self.is_weighed(state).then(|| self.pager.gauges().idle_due_ns()).flatten();
+        let weighed = self
+            .account()
+            .is_weighed(&state.level, self.memory().is_managing())
+            .then(|| self.pager().gauges().idle_due_ns())
+            .flatten();
         let due_ns = [state.level.sharing.due_ns(), weighed].into_iter().flatten().min();
         self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
     }
@@ -82,7 +77,7 @@ impl ManagedProgram {
     /// Cuts a rest short while a filter may kill the program's last thread, which is no event. The
     /// filter may also kill a thread that sets a timer.
     fn while_it_may(&self, pause: LookPause) -> LookPause {
-        match self.filtered.load(SeqCst) {
+        match self.threads().is_filtered() {
             true => LookPause { ns: pause.ns.min(LOOK_IDLE_NS), ends_with_work: false },
             false => pause,
         }
@@ -91,8 +86,8 @@ impl ManagedProgram {
     /// Makes one look, at which the program's threads have run for `worked_ns`. Returns the time
     /// until the next one while the program works, nanoseconds.
     fn look_at(&self, state: &mut ProgramState, worked_ns: u64) -> u64 {
-        let is_managing = self.is_managing();
-        let seen = self.scale.look(&self.pager, &mut state.level, worked_ns, is_managing);
+        let is_managing = self.memory().is_managing();
+        let seen = self.account().look(&mut state.level, worked_ns, is_managing);
         let Some(seen) = seen else { return LOOK_NS };
         state.mapped_since = 0;
         if state.traced > 0 {
@@ -100,60 +95,39 @@ impl ManagedProgram {
         }
         let SizeLook { before, unmanaged, slower } = seen;
         let anonymous = state.level.anonymous;
-        let max = self.pager.limits().bound_bytes();
-        let is_past = self.pager.gauges().excess_bytes() > 0;
+        let max = self.pager().limits().bound_bytes();
+        let is_past = self.pager().gauges().excess_bytes() > 0;
         let next = next_look_ns((before, anonymous), max, is_past, slower);
-        self.pager.gauges().note_cost();
-        self.weigh_slowdown(state, unmanaged);
-        let begin = if state.is_due { 0 } else { max / 100 * self.config.adopt_percent as u64 };
+        self.pager().gauges().note_cost();
+        self.account().weigh_slowdown(state, unmanaged, is_managing);
+        let begin = if state.is_due { 0 } else { self.account().managed_from_bytes() };
         if !state.has_threads() && anonymous >= begin / START_SHARE {
-            self.start_threads(state, anonymous > max);
+            self.threads().start(state, self.memory().paging(), anonymous > max);
         }
-        let begins =
-            state.is_due || !self.is_managing() && (anonymous >= begin || self.may_pass(state, 0));
+        let begins = state.is_due
+            || !self.memory().is_managing() && (anonymous >= begin || self.may_pass(state, 0));
         if begins && state.has_threads() {
             state.is_due = false;
             self.adopt_all(state);
-        } else if self.is_managing() {
-            self.pager.gauges().judge_cost();
+        } else if self.memory().is_managing() {
+            self.pager().gauges().judge_cost();
             if unmanaged > max {
-                self.pager.gauges().past_the_limit();
+                self.pager().gauges().past_the_limit();
             }
-            self.judge_limit(state);
+            self.account().judge_limit(state);
         }
         self.adopt_stacks(state);
         self.adopt_late(state);
-        match self.is_unbounded() {
+        match self.account().is_unbounded() {
             true => LOOK_UNBOUNDED_NS,
-            false if self.pager.gauges().is_idle() && !is_past => LOOK_IDLE_NS.max(next),
+            false if self.pager().gauges().is_idle() && !is_past => LOOK_IDLE_NS.max(next),
             false => next,
         }
     }
 
-    /// Returns whether only a slowdown was asked for, and no limit.
-    fn is_unbounded(&self) -> bool {
-        self.config.slowdown > 0 && !self.pager.limits().is_bounded()
-    }
-
-    /// Returns whether a slowdown was asked for that concerns a process of this size.
-    fn is_weighed(&self, state: &ProgramState) -> bool {
-        let is_small = state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing();
-        self.config.slowdown > 0 && !is_small
-    }
-
-    /// Decides what the slowdown that was asked for leaves. Each time that memory begins to sink,
-    /// all of it is due to be managed.
-    fn weigh_slowdown(&self, state: &mut ProgramState, unmanaged: u64) {
-        if !self.is_weighed(state) {
-            return;
-        }
-        let unmanaged = if self.is_managing() { 0 } else { unmanaged };
-        state.is_due |= self.pager.gauges().weigh_slowdown(unmanaged);
-    }
-
     /// Ends the process if the program's last thread has ended without a call that the gate saw.
     fn end_with_program(&self) {
-        if !self.filtered.load(SeqCst) {
+        if !self.threads().is_filtered() {
             return;
         }
         if all_are_gone() {
@@ -169,12 +143,12 @@ impl ManagedProgram {
         engine::end_rest();
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
-        if self.is_managing() {
+        if self.memory().is_managing() {
             return;
         }
         let is_large = bytes >= LARGE_BYTES;
-        let has_room = most <= self.pager.limits().bound_bytes();
-        if has_room && (!is_large || self.scale.has_room(&mut state.level, most)) {
+        let has_room = most <= self.pager().limits().bound_bytes();
+        if has_room && (!is_large || self.account().has_room(&mut state.level, most)) {
             return;
         }
         self.begin_managing(state);
@@ -193,77 +167,30 @@ impl ManagedProgram {
     pub fn begin_managing(&self, state: &mut ProgramState) {
         state.mapped_since = 0;
         engine::have_done(|| {
-            self.start_threads(state, true);
+            self.threads().start(state, self.memory().paging(), true);
             if state.has_threads() {
                 self.adopt_all(state);
             }
         });
     }
 
-    /// Reports that the run's limit can't be kept, with the causes: once in a run, mostly by the
-    /// process that can fold least. With `--on-full stop`, ends that process instead. Records the
-    /// least limit that could be kept, as long as that rises.
-    fn judge_limit(&self, state: &mut ProgramState) {
-        // A child that has just been forked shares what can't be folded meanwhile, and mostly ends
-        // soon. After it has ended, that can be folded once it is known what is still shared.
-        let is_unknown = self.pager.fork().is_new() || state.level.sharing.due_ns().is_some();
-        if is_unknown || !self.pager.gauges().take_past() {
-            return;
-        }
-        let Some(reach) = limit::reach(&self.pager) else { return };
-        self.pager.stats().over_limit.fetch_add(1, Relaxed);
-        reach.note();
-        if self.config.on_full == OnFull::Stop {
-            if reach.is_largest {
-                diagnostics::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
-            }
-            return;
-        }
-        let now = now_ns();
-        let past_ns = now - *state.past_since_ns.get_or_insert(now);
-        if state.told_limit || !reports(reach.is_largest, past_ns) {
-            return;
-        }
-        state.told_limit = true;
-        if state.merges {
-            diagnostics::warn(format_args!("{}", process_size::MERGES));
-        }
-        if member::report_limit() {
-            diagnostics::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
-        }
-    }
-
-    /// Starts all engine threads except the first, which calls this. Threads that can't be started
-    /// now are tried again at the next look.
-    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
-        let pending = state.pending.get_or_insert_with(|| {
-            self.pager.prepare();
-            let workers = self.config.worker_count(self.pager.cpus());
-            let mut all = background::threads(&self.pager, workers);
-            all.extend(self.paging.reader_of_moves());
-            all.reverse();
-            all
-        });
-        start_pending(pending, self.nice, is_past, &mut state.told);
-    }
-
     /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
     fn adopt_all(&self, state: &mut ProgramState) {
         let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
-        let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
-        let done = self.smaps.each(|area, about| {
+        let dump = if self.account().folds_dont_dump() { Some(MemoryMark::DontDump) } else { None };
+        let done = self.account().each_mapping(|area, about| {
             let range = area.start..area.end;
             if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
             {
                 return Continue(());
             }
-            self.known.set(&range);
+            self.memory().known().set(&range);
             for (flags, mark) in FLAGS {
                 if about.has(flags) && Some(mark) != dump && !state.is_undone(flags, &range) {
                     state.marked(mark).add(range.clone());
                 }
             }
-            let suits = self.suits(area.access()) && !area.is_stack();
+            let suits = self.memory().suits(area.access()) && !area.is_stack();
             if suits && about.has(flag::MERGEABLE) && !state.merges {
                 mergeable.push(range.clone());
             }
@@ -274,7 +201,7 @@ impl ManagedProgram {
             }
             Continue(())
         });
-        if done.is_err() && !self.scale.is_blind() {
+        if done.is_err() && !self.account().is_blind() {
             return;
         }
         if done.is_err() {
@@ -285,7 +212,7 @@ impl ManagedProgram {
         mergeable.iter().for_each(end_merging);
         // Set before the first range is registered. A thread that makes a call from now on touches
         // the buffers of the call. Buffers of earlier calls are found by their holds.
-        self.managing.store(true, SeqCst);
+        self.memory().set_managing(true);
         self.take_parts(state, all);
     }
 
@@ -294,7 +221,7 @@ impl ManagedProgram {
     /// taken at once, it would be filled by faults of its own, and would end the folios before and
     /// after it.
     pub fn adopt_later(&self, state: &mut ProgramState, range: &Range<usize>) {
-        if self.is_managing() {
+        if self.memory().is_managing() {
             state.late.add(range.clone());
             if state.late.bytes() >= LATE_BYTES {
                 self.adopt_late(state);
@@ -312,12 +239,12 @@ impl ManagedProgram {
     /// holds what the gate has reported for a thread. A thread's stack stays unmanaged, so that its
     /// mapping isn't split.
     fn adopt_stacks(&self, state: &mut ProgramState) {
-        if !self.is_managing() {
+        if !self.memory().is_managing() {
             return;
         }
         for range in state.marked(MemoryMark::Stack).take() {
             let mut parts = Vec::new();
-            let _ = self.maps.each(range.start, range.end, |found| {
+            let _ = self.memory().maps().each(range.start, range.end, |found| {
                 parts.push(found.start.max(range.start)..found.end.min(range.end));
             });
             for part in parts {
@@ -333,10 +260,10 @@ impl ManagedProgram {
     /// Takes the suitable mappings in a range that are not managed yet, each as a whole. Small ranges that continue no managed one are taken once they have
     /// [`LATE_BYTES`] together.
     pub fn adopt(&self, state: &mut ProgramState, range: &Range<usize>) {
-        if !self.is_managing() || !state.takes() {
+        if !self.memory().is_managing() || !state.takes() {
             return;
         }
-        let all = self.suitable(range);
+        let all = self.memory().suitable(range);
         self.take_parts(state, all);
     }
 
@@ -346,7 +273,7 @@ impl ManagedProgram {
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         let refused = make();
         let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
-        if !wants_one || self.remote.is_some() || child().is_some() {
+        if !wants_one || self.relations().has_remote() || child().is_some() {
             return refused;
         }
         // Once its children are to be in another namespace than itself, the process can't start
@@ -356,21 +283,19 @@ impl ManagedProgram {
         }
         // The guard is forgotten, because the restarted thread assumes that the thread that starts
         // it holds the lock.
-        forget(self.state.lock());
-        self.stop_threads();
+        forget(self.memory().state().lock());
+        self.threads().stop(self.memory().paging());
         engine::stop();
-        if let Some(file) = &self.file {
-            // SAFETY: only engine threads use the rings, and they have ended.
-            unsafe { file.leave_rings() };
-        }
-        self.resume_threads();
+        // SAFETY: only engine threads use the rings, and they have ended.
+        unsafe { self.relations().leave_rings() };
+        self.threads().resume();
         let made = make();
         // SAFETY: `engine::stop` has returned, so all engine threads have ended.
         if let Err(e) = unsafe { engine::start_again() } {
             diagnostics::die(format_args!("Starting the engine again failed: {e}"));
         }
         // SAFETY: this function has locked it and forgotten the guard, and unlocks it once.
-        unsafe { self.state.unlock() };
+        unsafe { self.memory().state().unlock() };
         made
     }
 
@@ -379,40 +304,13 @@ impl ManagedProgram {
     /// on.
     pub fn retire(&self) {
         // While this thread holds the lock, the first engine thread starts no others.
-        let _state = self.state.lock();
-        self.pager.gauges().publish();
-        self.publish_totals();
-        self.stop_threads();
+        let _state = self.memory().state().lock();
+        self.pager().gauges().publish();
+        self.account().publish_totals();
+        self.threads().stop(self.memory().paging());
         engine::end();
-        if let Some(file) = &self.file {
-            // SAFETY: only engine threads use the rings, and they have ended.
-            unsafe { file.leave_rings() };
-        }
-    }
-
-    /// Publishes the sums of a process that ends, or that no longer has an engine.
-    pub fn publish_totals(&self) {
-        member::note_totals();
-        self.pager.stats().need_bytes.store(0, Relaxed);
-        member::set_need(0);
-    }
-
-    /// Stops all engine threads except the first. The workers are stopped first, because a worker
-    /// may wait for another thread.
-    fn stop_threads(&self) {
-        self.pager.stop_workers();
-        bare::await_others_end(background::is_worker, yield_now);
-        self.pager.stop();
-        threads::stop_serving(true);
-        if let Err(e) = self.paging.stop_reading_moves() {
-            diagnostics::die(format_args!("An engine thread can't be stopped: {e}"));
-        }
-    }
-
-    /// Undoes [`ManagedProgram::stop_threads`]: the threads are about to be started again.
-    fn resume_threads(&self) {
-        self.pager.resume();
-        threads::stop_serving(false);
+        // SAFETY: only engine threads use the rings, and they have ended.
+        unsafe { self.relations().leave_rings() };
     }
 
     /// Makes the engine's threads give up rights that the calling thread has given up for good: all
@@ -423,28 +321,28 @@ impl ManagedProgram {
     /// - EAGAIN: no more threads can be started.
     /// - The errors of [`member::change_user`].
     pub fn give_up_rights(&self, rights: &ThreadRights) -> Result<(), Errno> {
-        let _state = self.state.lock();
+        let _state = self.memory().state().lock();
         // Another thread may have done this already.
         if !member::has_given_up() {
             return Ok(());
         }
-        self.stop_threads();
+        self.threads().stop(self.memory().paging());
         let mut done = Ok(());
         engine::have_done(|| {
             bare::await_others_end(
                 |_| true,
                 || {
-                    self.pager.serve_waiting();
+                    self.pager().serve_waiting();
                     yield_now();
                 },
             );
-            self.resume_threads();
+            self.threads().resume();
             // SAFETY: the first engine thread runs this, and the others have ended.
             done = unsafe { bare::restart_others_with(rights) }
                 .and_then(|()| member::change_user())
                 .map(|changed| {
                     if changed {
-                        self.pager.fork().count_in(member::claim());
+                        self.pager().fork().count_in(member::claim());
                     }
                 });
         });
@@ -453,12 +351,9 @@ impl ManagedProgram {
 
     /// Runs the part of the first engine thread after [`ManagedProgram::alone`].
     pub fn go_on(&self, stats: &'static Stats) {
-        let _ = self.scale.reopen();
-        let _ = self.smaps.reopen();
-        self.pager.fork().count_in(stats);
-        if let Some(file) = &self.file {
-            file.make_rings();
-        }
+        self.account().reopen();
+        self.pager().fork().count_in(stats);
+        self.relations().make_rings();
         // SAFETY: the caller is the first engine thread, which was started again, and the others
         // have ended.
         if let Err(e) = unsafe { bare::restart_others() } {
@@ -469,14 +364,14 @@ impl ManagedProgram {
     /// Loads everything into memory and keeps it there, for a task that is about to be traced; or
     /// ends that. Returns `false` if the machine has too little free memory.
     pub fn keep_home(&self, keep: bool) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.memory().state().lock();
         if keep {
             let available = process_size::available_bytes();
-            if available > 0 && self.pager.gauges().away_bytes() > available {
+            if available > 0 && self.pager().gauges().away_bytes() > available {
                 return false;
             }
             state.traced += 1;
-            self.leave_with_guards(&mut state, &(0..TOP));
+            self.memory().leave_with_guards(&mut state, &(0..TOP));
         } else {
             state.traced -= 1;
             self.adopt(&mut state, &(0..TOP));
@@ -487,10 +382,10 @@ impl ManagedProgram {
     /// Ends the apart call of a child of vfork that is gone, if one was in progress: the child may
     /// have been killed in it. `child` is its number.
     pub fn end_child(&self, child: usize) {
-        if self.apart_calls.load(SeqCst) == 0 {
+        if !self.memory().had_apart() {
             return;
         }
-        let state = &mut *self.state.lock();
+        let state = &mut *self.memory().state().lock();
         if let Some(apart) = state.apart_of(child) {
             // It is unknown whether the call was made, so the present mappings are adopted.
             let parts = state.end_apart(apart).parts;
@@ -510,7 +405,7 @@ impl ManagedProgram {
         }
         if state.small.bytes() >= LATE_BYTES {
             for range in state.small.take() {
-                let all = self.suitable(&range);
+                let all = self.memory().suitable(&range);
                 self.unmanaged_of(state, all).into_iter().for_each(|part| self.take_range(part));
             }
         }
@@ -519,38 +414,44 @@ impl ManagedProgram {
     /// Returns the parts of `all` that may be managed and aren't yet.
     fn unmanaged_of(&self, state: &ProgramState, all: Vec<Range<usize>>) -> Vec<Range<usize>> {
         let unmanaged =
-            |range: &Range<usize>| self.pager.mappings().unmanaged_parts(range.start, range.end);
+            |range: &Range<usize>| self.pager().mappings().unmanaged_parts(range.start, range.end);
         let parts = state.unmarked(all);
         parts.iter().flat_map(unmanaged).map(|(start, end)| start..end).collect()
     }
 
     /// Takes a range under management. Memory that the kernel refuses to register stays unmanaged.
     fn take_range(&self, range: Range<usize>) {
-        self.known.set(&range);
+        self.memory().known().set(&range);
         let mut is_registered = false;
         let register = |is_held: bool| {
-            let done = unless_own(range.start, range.end, || self.register(&range, is_held));
+            let done =
+                unless_own(range.start, range.end, || self.memory().register(&range, is_held));
             is_registered = done.is_ok();
             done
         };
-        let taken = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
+        let taken =
+            self.pager().mappings().take(range.clone(), self.memory().pagemap(), bring, register);
         if taken.is_err() && is_registered {
-            self.may_stay_registered.store(true, SeqCst);
+            self.memory().note_registered();
         }
     }
 
     /// Returns whether a range is large enough to be managed, or continues a managed range.
     pub fn is_worth(&self, range: &Range<usize>) -> bool {
         range.len() >= SMALL_BYTES
-            || self.pager.mappings().manages(range.start - 1)
-            || self.pager.mappings().manages(range.end)
+            || self.pager().mappings().manages(range.start - 1)
+            || self.pager().mappings().manages(range.end)
     }
 
     /// Takes memory that the program has just mapped, readable and writable. Without a limit it is
     /// taken only when memory begins to sink, because memory that is soon unmapped is then never
     /// filled by faults of the engine.
     pub fn take_new(&self, state: &mut ProgramState, range: &Range<usize>) {
-        if self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded() {
+        if self.memory().is_managing()
+            && state.takes()
+            && range.end <= TOP
+            && !self.account().is_unbounded()
+        {
             self.take_parts(state, vec![range.clone()]);
         }
     }
@@ -559,12 +460,11 @@ impl ManagedProgram {
     pub fn begin_as_child(&self, stats: &'static Stats) {
         // SAFETY: the thread that forked holds the lock and waits for this thread, so no other
         // thread uses the state.
-        let state = unsafe { self.state.peek_mut() };
-        let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
-        let _ = self.smaps.reopen();
-        self.pager.fork().begin_as_child(stats);
+        let state = unsafe { self.memory().state().peek_mut() };
+        self.account().begin_as_child(&mut state.level);
+        self.pager().fork().begin_as_child(stats);
         // SAFETY: the thread that forked calls `end_copy` only after it has waited for this thread.
-        unsafe { self.pager.fork().connect_remote() };
+        unsafe { self.pager().fork().connect_remote() };
         member::set_need(state.level.anonymous - state.level.counted_in_others());
         // SAFETY: the caller is the first engine thread of a child of fork, where no other engine
         // thread runs. Only this thread calls this.
@@ -575,8 +475,8 @@ impl ManagedProgram {
         }
         // A process that can't see its size would not notice later how much has been mapped, so
         // adoption begins now.
-        if self.scale.is_blind() && !self.is_managing() {
-            self.start_threads(state, false);
+        if self.account().is_blind() && !self.memory().is_managing() {
+            self.threads().start(state, self.memory().paging(), false);
             self.adopt_all(state);
         }
     }
@@ -591,12 +491,6 @@ fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: u64)
         true => LOOK_SOON_NS,
         false => LOOK_NS * slower,
     }
-}
-
-/// Returns whether a process that saw so long ago that the limit can't be kept reports it now. The
-/// largest process reports at once. Others wait, because the largest may be unable to look.
-fn reports(is_largest: bool, past_ns: u64) -> bool {
-    is_largest || past_ns >= LARGEST_NS
 }
 
 /// Makes the kernel merge no page of a range, and separate those that it has merged: merged pages
@@ -618,8 +512,8 @@ fn bring(range: Range<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adoption::growth::PLAIN;
     use crate::fixture::{Calls, Room, each_paging, each_paging_alone, numbers};
+    use crate::program::PLAIN;
 
     const RESERVED: i32 = libc::MAP_NORESERVE;
 
@@ -632,16 +526,10 @@ mod tests {
         assert_eq!(next_look_ns((700, 700), 1000, true, 2), 2 * LOOK_PAST_NS);
     }
 
-    #[test]
-    fn limit_is_reported_by_the_largest_or_if_that_does_not() {
-        assert!(reports(true, 0) && !reports(false, 0));
-        assert!(!reports(false, LARGEST_NS - 1) && reports(false, LARGEST_NS));
-    }
-
     /// Maps memory that is not managed, as if the call had bypassed the gate.
     fn unmanaged(calls: Calls, range: &Range<usize>) {
         calls.map(range);
-        calls.0.leave(range);
+        calls.0.memory().leave(range);
     }
 
     #[test]
@@ -689,9 +577,9 @@ mod tests {
     #[test]
     fn memory_of_other_access_is_not_taken() {
         each_paging(|program| {
-            let rwx = program.suits(PLAIN | libc::PROT_EXEC);
-            assert_eq!(rwx, !program.paging.hides());
-            assert!(program.suits(PLAIN) && !program.suits(libc::PROT_READ));
+            let rwx = program.memory().suits(PLAIN | libc::PROT_EXEC);
+            assert_eq!(rwx, !program.memory().paging().hides());
+            assert!(program.memory().suits(PLAIN) && !program.memory().suits(libc::PROT_READ));
             let (calls, room) = (Calls(program), Room::new(96));
             let all = room.pages(0..96);
             unmanaged(calls, &all);
@@ -773,7 +661,7 @@ mod tests {
             calls.fold(&all);
             assert!(program.keep_home(true));
             assert!(calls.managed(&all).is_empty());
-            let is_home = |page| program.pagemap.is_populated(page);
+            let is_home = |page| program.memory().pagemap().is_populated(page);
             assert!(all.clone().step_by(PAGE_SIZE).all(is_home));
             calls.with_state(|state| program.adopt(state, &all));
             assert!(calls.managed(&all).is_empty());

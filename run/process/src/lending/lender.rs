@@ -2,7 +2,6 @@
 use crate::engine::LentMemory;
 use crate::program::ManagedProgram;
 use core::ops::Range;
-use core::sync::atomic::Ordering::SeqCst;
 use memfold_engine::holds::HoldId;
 use memfold_engine::known::TOP;
 use memfold_gate::KeeperFault;
@@ -38,7 +37,7 @@ impl ManagedProgram {
             if let Some((lease, hold)) = *place
                 && !own.is_lent(n, lease)
             {
-                self.pager.holds().release(hold);
+                self.pager().holds().release(hold);
                 *place = None;
             }
             if has_asks && let Some(asked) = own.asked(n) {
@@ -55,8 +54,8 @@ impl ManagedProgram {
         asked: &AskedMemory,
     ) -> Option<(LeaseId, HoldId)> {
         let ranges = cut(asked, self.piece_bytes().min(LENT_MOST));
-        let mut holding = self.pager.holds().begin(0);
-        for range in ranges.clone().filter(|range| self.concerns(range)) {
+        let mut holding = self.pager().holds().begin(0);
+        for range in ranges.clone().filter(|range| self.memory().concerns(range)) {
             holding.push(range, asked.writes);
         }
         let Ok(hold) = holding.publish() else {
@@ -64,12 +63,16 @@ impl ManagedProgram {
             return None;
         };
         if let Some(hold) = hold {
-            self.pager.holds().wait(hold);
+            self.pager().holds().wait(hold);
         }
         // From now on nothing of it is folded or protected.
         let mut bytes = 0;
         for range in ranges {
-            let end = if self.is_managing() { self.load(&range, asked.writes) } else { range.end };
+            let end = if self.memory().is_managing() {
+                self.load(&range, asked.writes)
+            } else {
+                range.end
+            };
             bytes += end - range.start;
             if end < range.end {
                 break;
@@ -78,7 +81,7 @@ impl ManagedProgram {
         let is_wanted = own.lend(n, asked.lease, bytes as u64);
         let hold = hold?;
         if !is_wanted {
-            self.pager.holds().release(hold);
+            self.pager().holds().release(hold);
         }
         is_wanted.then_some((asked.lease, hold))
     }
@@ -89,14 +92,14 @@ impl ManagedProgram {
         let mut at = range.start & !(PAGE_SIZE - 1);
         let end = range.end.next_multiple_of(PAGE_SIZE);
         while at < end {
-            if !self.known.is_set(&(at..at + 1)) {
+            if !self.memory().known().is_set(&(at..at + 1)) {
                 at += PAGE_SIZE;
                 continue;
             }
-            let (is_managed, stop) = self.pager.mappings().run_at(at);
+            let (is_managed, stop) = self.pager().mappings().run_at(at);
             let stop = stop.min(end);
             // Unmanaged memory is left to the kernel, as in a call on memory of this process.
-            let may_be_missing = self.paging.hides() || self.may_stay_registered.load(SeqCst);
+            let may_be_missing = self.memory().may_miss_unmanaged();
             let write = write && is_managed;
             if (is_managed || may_be_missing) && !populates_all(at, stop - at, write) {
                 let refused = (at..stop).step_by(PAGE_SIZE).find(|page| !self.bring(*page, write));
@@ -114,7 +117,9 @@ impl ManagedProgram {
         (0..TRIES).any(|_| {
             let is_there = populates(page, write);
             if !is_there {
-                let protected = write && !self.paging.hides() && self.pagemap.is_populated(page);
+                let protected = write
+                    && !self.memory().paging().hides()
+                    && self.memory().pagemap().is_populated(page);
                 self.fault(KeeperFault { address: page, write, protected });
             }
             is_there
@@ -124,7 +129,7 @@ impl ManagedProgram {
     /// Releases all that is held for other processes.
     pub fn end_lending(&self, lent: &mut LentMemory) {
         for (_, hold) in lent.iter_mut().filter_map(Option::take) {
-            self.pager.holds().release(hold);
+            self.pager().holds().release(hold);
         }
     }
 }

@@ -84,8 +84,8 @@ impl ManagedProgram {
         }
         // The kernel removes nothing from private memory, and may wait for a file system.
         let only_files = || {
-            let touches = || self.pager.mappings().touches(&range);
-            advice == libc::MADV_REMOVE && !self.try_on_behalf(touches).unwrap_or(false)
+            let touches = || self.pager().mappings().touches(&range);
+            advice == libc::MADV_REMOVE && !self.threads().try_on_behalf(touches).unwrap_or(false)
         };
         if !CONCERNING.contains(&advice) || only_files() {
             return make();
@@ -93,7 +93,8 @@ impl ManagedProgram {
         let child = child();
         let mut made = None;
         let mut note = || *made.insert(make());
-        let served = self.try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
+        let served =
+            self.threads().try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
         let Some(advised) = served else { return made.unwrap_or_else(make) };
         match advised {
@@ -105,8 +106,8 @@ impl ManagedProgram {
             }
             Err(apart) => {
                 let result = make();
-                self.try_on_behalf(|| {
-                    let state = &mut *self.state.lock();
+                self.threads().try_on_behalf(|| {
+                    let state = &mut *self.memory().state().lock();
                     let parts = state.end_apart(apart).parts;
                     parts.iter().for_each(|part| self.adopt(state, part));
                 });
@@ -125,10 +126,10 @@ impl ManagedProgram {
         make: MakeAdvice,
         child: Option<usize>,
     ) -> Result<(isize, Vec<Range<usize>>), ApartCall> {
-        let mut state = self.state.lock();
+        let mut state = self.memory().state().lock();
         let state = &mut *state;
-        if DISCARDS.contains(&advice) && self.is_watched(state, &range) {
-            return Err(self.begin_apart(state, child, [range, 0..0]));
+        if DISCARDS.contains(&advice) && state.is_watched(&range) {
+            return Err(self.memory().begin_apart(state, child, [range, 0..0]));
         }
         let mark = match advice {
             libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(MemoryMark::DontFork),
@@ -150,7 +151,7 @@ impl ManagedProgram {
                 }
                 result
             }
-            libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
+            libc::MADV_DONTDUMP if self.account().folds_dont_dump() => make(),
             libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_DONTDUMP => {
                 let mark = mark.expect("each of these marks");
                 self.each_done(&range, advice, make, |part, make| {
@@ -158,7 +159,7 @@ impl ManagedProgram {
                     if is_gone(result) {
                         state.marked(mark).add(part.clone());
                         if mark != MemoryMark::DontFork {
-                            self.leave(part);
+                            self.memory().leave(part);
                         }
                     }
                     result
@@ -184,13 +185,13 @@ impl ManagedProgram {
     /// a guard would replace it. With a userfaultfd the range stays registered, so that its mapping
     /// isn't split.
     fn guard(&self, state: &mut ProgramState, range: &Range<usize>, make: MakeAdvice) -> isize {
-        let result = if self.paging.hides() {
+        let result = if self.memory().paging().hides() {
             // Guarded pages can't be filled, so they can't be hidden again.
-            self.leave(range);
+            self.memory().leave(range);
             make()
         } else {
-            let _leaving = self.pager.holds().mark_leaving(once(range.clone()));
-            self.pager.mappings().end_with(range.clone(), make, is_gone)
+            let _leaving = self.pager().holds().mark_leaving(once(range.clone()));
+            self.pager().mappings().end_with(range.clone(), make, is_gone)
         };
         match is_gone(result) {
             true => state.marked(MemoryMark::Guard).add(range.clone()),
@@ -211,7 +212,7 @@ impl ManagedProgram {
     ) -> isize {
         let result = done(range, make);
         if !is_gone(result) {
-            let parts = self.mappings(range);
+            let parts = self.memory().mappings(range);
             let _ = parts
                 .iter()
                 .take_while(|part| is_gone(done(part, &mut || raw(part, advice))))
@@ -271,11 +272,11 @@ impl ManagedProgram {
         advice: i32,
         make: MakeAdvice,
     ) -> (isize, Vec<Range<usize>>) {
-        let managed = self.pager.mappings().managed_parts(range);
+        let managed = self.pager().mappings().managed_parts(range);
         if managed.is_empty() {
             return (make(), Vec::new());
         }
-        let leaving = self.pager.holds().mark_leaving(once(range.clone()));
+        let leaving = self.pager().holds().mark_leaving(once(range.clone()));
         let mut held = RangeSet::default();
         for part in &managed {
             leaving.each_held(part.clone(), |part| held.add(part));
@@ -301,7 +302,7 @@ impl ManagedProgram {
                 result
             };
             let parts = core::slice::from_ref(part);
-            let result = self.pager.mappings().discard_with(parts, make_part, is_gone);
+            let result = self.pager().mappings().discard_with(parts, make_part, is_gone);
             if is_hidden {
                 return result;
             }
@@ -339,7 +340,9 @@ impl ManagedProgram {
     /// Hides the managed parts of a range, where memory is hidden. Returns `false` if there are too
     /// many mappings; then some parts may be hidden.
     fn hides_managed(&self, managed: &[Range<usize>], range: &Range<usize>) -> bool {
-        self.managed_within(managed, range).iter().all(|part| self.paging.hide(part).is_ok())
+        self.managed_within(managed, range)
+            .iter()
+            .all(|part| self.memory().paging().hide(part).is_ok())
     }
 
     fn managed_within(&self, managed: &[Range<usize>], part: &Range<usize>) -> Vec<Range<usize>> {
@@ -350,8 +353,8 @@ impl ManagedProgram {
     /// Folds the managed parts of a range now, or with MADV_COLD before other memory. Then the kernel
     /// finds nothing there that it could swap. It serves the rest, and returns the errors.
     fn fold(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
-        self.try_on_behalf(|| {
-            let mappings = self.pager.mappings();
+        self.threads().try_on_behalf(|| {
+            let mappings = self.pager().mappings();
             // The range may be most of the address space.
             let managed = mappings.managed_parts(range);
             let starts = |part: &Range<usize>| {
@@ -376,9 +379,9 @@ impl ManagedProgram {
         // `expect` may begin the management of the range, because the kernel would fill unmanaged
         // memory all at once. The rest runs with no lock held, because it may wait for another
         // thread.
-        let (managed, parts) = self.on_behalf(|| {
-            self.expect(&mut self.state.lock(), range.len());
-            let managed = self.pager.mappings().managed_parts(range);
+        let (managed, parts) = self.threads().on_behalf(|| {
+            self.expect(&mut self.memory().state().lock(), range.len());
+            let managed = self.pager().mappings().managed_parts(range);
             let parts = pieces(range, &managed);
             (managed, parts)
         });

@@ -11,7 +11,7 @@ pub type MakeCall<'a> = &'a mut (dyn FnMut(&[usize; 6]) -> isize + Send);
 /// The result of a call for which there is no memory, or no mapping.
 pub const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 
-/// A value in the engine's heap, which is freed by [`ManagedProgram::on_behalf`].
+/// A value in the engine's heap, which is freed by `ProgramThreads::on_behalf`.
 pub struct HeapLoan<'a, T: Send> {
     program: &'a ManagedProgram,
     what: ManuallyDrop<T>,
@@ -35,7 +35,7 @@ impl<T: Send> Drop for HeapLoan<'_, T> {
     fn drop(&mut self) {
         let what = &mut self.what;
         // SAFETY: this drops the value once, and nothing uses it afterwards.
-        self.program.try_on_behalf(|| unsafe { ManuallyDrop::drop(what) });
+        self.program.threads().try_on_behalf(|| unsafe { ManuallyDrop::drop(what) });
     }
 }
 

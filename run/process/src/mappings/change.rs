@@ -1,9 +1,9 @@
 //! The calls that change mappings or give memory up.
-use crate::adoption::growth::PLAIN;
 use crate::diagnostics::warn_once;
 use crate::limits;
 use crate::mappings::call::{HeapLoan, MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::state::{ApartCall, MemoryMark, ProgramState};
+use crate::program::PLAIN;
 use crate::program::{ManagedProgram, lost, moves_lost};
 use core::ops::Range;
 use memfold_engine::known::TOP;
@@ -121,8 +121,10 @@ impl ManagedProgram {
             libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
             libc::SYS_mlockall => return self.lock_all(args, make),
             libc::SYS_mremap => {
-                let parts =
-                    HeapLoan::new(self, self.try_on_behalf(|| self.moved_apart(args)).flatten());
+                let parts = HeapLoan::new(
+                    self,
+                    self.threads().try_on_behalf(|| self.moved_apart(args)).flatten(),
+                );
                 if let Some(parts) = &*parts {
                     return self.remap_each(args, parts, make);
                 }
@@ -142,8 +144,9 @@ impl ManagedProgram {
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
         let mut made = None;
         let mut note = |args: &[usize; 6]| *made.insert(make(args));
-        let served =
-            self.try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)));
+        let served = self
+            .threads()
+            .try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)));
         let apart = match (served, made) {
             (Some(Ok(result)), _) => return result,
             (Some(Err(apart)), _) => apart,
@@ -152,7 +155,7 @@ impl ManagedProgram {
             (None, None) => return make(args),
         };
         let result = make(args);
-        self.try_on_behalf(|| self.end_apart(nr, args, apart, result));
+        self.threads().try_on_behalf(|| self.end_apart(nr, args, apart, result));
         result
     }
 
@@ -189,7 +192,7 @@ impl ManagedProgram {
             }
             _ => ([0..0, 0..0], false),
         };
-        let waits = by_itself || waits || ranges.iter().any(|range| self.is_watched(state, range));
+        let waits = by_itself || waits || ranges.iter().any(|range| state.is_watched(range));
         waits.then_some(ranges)
     }
 
@@ -203,10 +206,10 @@ impl ManagedProgram {
         (child, by_itself): (Option<usize>, bool),
     ) -> Result<isize, ApartCall> {
         let [start, len, third, ..] = *args;
-        let mut state = self.state.lock();
+        let mut state = self.memory().state().lock();
         let state = &mut *state;
         if let Some(ranges) = self.ranges_apart(state, nr, args, by_itself) {
-            return Err(self.begin_apart(state, child, ranges));
+            return Err(self.memory().begin_apart(state, child, ranges));
         }
         Ok(match nr as i64 {
             libc::SYS_mmap => self.map(state, args, make),
@@ -214,27 +217,30 @@ impl ManagedProgram {
             libc::SYS_mremap => self.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-                if self.paging.hides()
+                if self.memory().paging().hides()
                     && let Some(range) = whole(start, len)
                 {
                     let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
-                    if is_plain && self.pager.mappings().managed_parts(&range) == [range.clone()] {
+                    if is_plain && self.pager().mappings().managed_parts(&range) == [range.clone()]
+                    {
                         // The access is already so.
                         return Ok(0);
                     }
                     // The program controls the access to this memory from now on.
-                    self.leave(&range);
+                    self.memory().leave(&range);
                 }
-                if self.suits(third as i32) && self.may_pass(state, len as u64) {
+                if self.memory().suits(third as i32) && self.may_pass(state, len as u64) {
                     self.begin_managing(state);
                 }
                 let result = make(args);
-                if result == 0 && self.suits(third as i32) {
+                if result == 0 && self.memory().suits(third as i32) {
                     self.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
             }
-            SYS_MSEAL if self.paging.hides() && third == 0 => self.seal(state, args, make),
+            SYS_MSEAL if self.memory().paging().hides() && third == 0 => {
+                self.seal(state, args, make)
+            }
             libc::SYS_munlock => {
                 let result = make(args);
                 let range = start & !(PAGE_SIZE - 1)..end_of(start, len);
@@ -256,7 +262,7 @@ impl ManagedProgram {
 
     /// Ends a call that was made with no lock held.
     fn end_apart(&self, nr: usize, args: &[usize; 6], apart: ApartCall, result: isize) {
-        let mut state = self.state.lock();
+        let mut state = self.memory().state().lock();
         let state = &mut *state;
         let before = state.end_apart(apart);
         let parts = &before.parts;
@@ -271,7 +277,7 @@ impl ManagedProgram {
             // Faults there are no longer the program's to handle, except where mremap moves them.
             if nr as i64 != libc::SYS_mremap {
                 state.forget(part);
-                self.forget_faults(part);
+                self.memory().forget_faults(part);
             }
         }
         match nr as i64 {
@@ -290,15 +296,15 @@ impl ManagedProgram {
         let len = args[1];
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
-        let could = is_usual && self.suits(access) && state.takes();
+        let could = is_usual && self.memory().suits(access) && state.takes();
         // Memory with MAP_NORESERVE that is larger than the bound is mostly used only in small part,
         // unless the kernel is to fill it at once.
         let is_reserved = flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE;
-        let is_sparse = !is_reserved && len as u64 > self.pager.limits().bound_bytes();
+        let is_sparse = !is_reserved && len as u64 > self.pager().limits().bound_bytes();
         if could && !is_sparse {
             self.expect_new(state, len);
         }
-        let suits = could && self.is_managing();
+        let suits = could && self.memory().is_managing();
         let mut args = *args;
         if suits {
             // MAP_POPULATE would fill pages that are about to be folded. It guarantees nothing, so
@@ -306,7 +312,7 @@ impl ManagedProgram {
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
         let result =
-            self.pager.mappings().end_with(replaced(&args), || make(&args), |made| !failed(made));
+            self.pager().mappings().end_with(replaced(&args), || make(&args), |made| !failed(made));
         self.note_mapped(state, &args, result);
         let range = result as usize..end_of(result as usize, len);
         match failed(result) {
@@ -326,7 +332,10 @@ impl ManagedProgram {
     /// These are not managed, so the kernel lets only unmanaged memory grow.
     fn note_growing(&self, state: &mut ProgramState, range: &Range<usize>) {
         let mut free_from = 0;
-        let _ = self.maps.each(0, range.start, |found| free_from = found.end.min(range.start));
+        let _ = self
+            .memory()
+            .maps()
+            .each(0, range.start, |found| free_from = found.end.min(range.start));
         let lowest = range.start + PAGE_SIZE;
         state.marked(MemoryMark::Other).add(free_from..lowest);
     }
@@ -340,13 +349,13 @@ impl ManagedProgram {
         let flags = args[3] as i32;
         state.note_new(&range);
         state.forget(&range);
-        self.forget_faults(&range);
-        if self.pager.mappings().touches(&range) {
+        self.memory().forget_faults(&range);
+        if self.pager().mappings().touches(&range) {
             // The former mapping was unmapped without the gate.
-            self.pager.mappings().end(range.clone());
+            self.pager().mappings().end(range.clone());
         }
         if is_private_anonymous(flags) {
-            self.known.set(&range);
+            self.memory().known().set(&range);
             if flags & libc::MAP_GROWSDOWN != 0 {
                 self.note_growing(state, &range);
             }
@@ -363,10 +372,11 @@ impl ManagedProgram {
 
     fn unmap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
-        let result = self.pager.mappings().end_with(range.clone(), || make(args), |made| made == 0);
+        let result =
+            self.pager().mappings().end_with(range.clone(), || make(args), |made| made == 0);
         if result == 0 {
             state.forget(&range);
-            self.forget_faults(&range);
+            self.memory().forget_faults(&range);
             state.mapped_since = state.mapped_since.saturating_sub(range.len());
         }
         result
@@ -377,7 +387,7 @@ impl ManagedProgram {
         let ends = given_up(before, wanted);
         if !ends.is_empty() {
             let is_done = |made: isize| made as usize == wanted;
-            let result = self.pager.mappings().end_with(ends.clone(), || make(args), is_done);
+            let result = self.pager().mappings().end_with(ends.clone(), || make(args), is_done);
             if result as usize == wanted {
                 state.forget(&ends);
             }
@@ -389,7 +399,7 @@ impl ManagedProgram {
         let range = page(before)..page(result as usize);
         if !failed(result) && !range.is_empty() {
             state.forget(&range);
-            self.known.set(&range);
+            self.memory().known().set(&range);
             self.adopt_later(state, &range);
         }
         result

@@ -87,7 +87,8 @@ impl ManagedProgram {
         let has_source = [UFFDIO_COPY, UFFDIO_MOVE].contains(&request);
         let len_at = if has_source { arg + 16 } else { arg + 8 };
         let range = pages_of(word(arg)?, word(len_at)?);
-        if range.is_empty() || !self.on_behalf(|| self.pager.mappings().touches(&range)) {
+        if range.is_empty() || !self.threads().on_behalf(|| self.pager().mappings().touches(&range))
+        {
             return None;
         }
         // The last word of the argument is for the kernel's progress, or its error.
@@ -131,7 +132,9 @@ impl ManagedProgram {
         each_given(request, arg, |start, len| {
             let range = pages_of(start, len);
             if !range.is_empty() {
-                self.on_behalf(|| self.give_range(&mut self.state.lock(), request, range));
+                self.threads().on_behalf(|| {
+                    self.give_range(&mut self.memory().state().lock(), request, range)
+                });
             }
         });
     }
@@ -140,20 +143,14 @@ impl ManagedProgram {
         state.has_userfault |= request == UFFDIO_REGISTER;
         state.note_new(&range);
         match request {
-            UFFDIO_REGISTER => self.faults_of_program.lock().add(range.clone()),
-            UFFDIO_UNREGISTER => self.faults_of_program.lock().remove(&range),
+            UFFDIO_REGISTER => self.memory().add_faults(range.clone()),
+            UFFDIO_UNREGISTER => self.memory().forget_faults(&range),
             _ => {}
         }
         if request != UFFDIO_UNREGISTER {
             state.marked(MemoryMark::Other).add(range.clone());
         }
-        self.leave(&range);
-    }
-
-    /// Records that the contents of a range are gone or have moved. Faults there are no longer the
-    /// program's to handle.
-    pub fn forget_faults(&self, range: &Range<usize>) {
-        self.faults_of_program.lock().remove(range);
+        self.memory().leave(&range);
     }
 }
 

@@ -34,7 +34,7 @@ impl ManagedProgram {
     pub fn seal(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
         state.marked(MemoryMark::Other).add(range.clone());
-        self.leave(&range);
+        self.memory().leave(&range);
         let result = make(args);
         if failed(result) {
             state.marked(MemoryMark::Other).remove(&range);
@@ -49,13 +49,15 @@ impl ManagedProgram {
         if range.is_empty() {
             return make(args);
         }
-        let added = self.on_behalf(|| self.note_locked(&mut self.state.lock(), &range));
+        let added = self
+            .threads()
+            .on_behalf(|| self.note_locked(&mut self.memory().state().lock(), &range));
         // The kernel fills the memory, and may wait for a thread that handles its faults.
         let result = make(args);
-        self.on_behalf(|| {
+        self.threads().on_behalf(|| {
             if failed(result) {
                 let rest = self.not_locked(&range, result);
-                self.note_unlocked(&mut self.state.lock(), &added, &rest);
+                self.note_unlocked(&mut self.memory().state().lock(), &added, &rest);
             }
             drop(added);
         });
@@ -68,7 +70,7 @@ impl ManagedProgram {
         let locked = state.marked(MemoryMark::Locked);
         let added = without(range, &locked.within(range));
         locked.add(range.clone());
-        self.leave(range);
+        self.memory().leave(range);
         added
     }
 
@@ -93,7 +95,7 @@ impl ManagedProgram {
             unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
         };
         let mut end = range.start;
-        for part in self.mappings(range) {
+        for part in self.memory().mappings(range) {
             if !is_partial(failure) || part.start != end || !lock(&part) {
                 break;
             }
@@ -109,8 +111,8 @@ impl ManagedProgram {
         let flags = args[0] as i32;
         let has = |flag: i32| flags & flag != 0;
         let range = if has(libc::MCL_CURRENT) { 0..TOP } else { 0..0 };
-        let (before, added) = self.on_behalf(|| {
-            let mut state = self.state.lock();
+        let (before, added) = self.threads().on_behalf(|| {
+            let mut state = self.memory().state().lock();
             let before = state.locks_future;
             state.locks_future |= has(libc::MCL_FUTURE);
             (before, self.note_locked(&mut state, &range))
@@ -121,8 +123,8 @@ impl ManagedProgram {
         }
         let result = make(&marked);
         let fills = has(libc::MCL_CURRENT) && !has(libc::MCL_ONFAULT) && !failed(result);
-        let all = self.on_behalf(|| {
-            let mut state = self.state.lock();
+        let all = self.threads().on_behalf(|| {
+            let mut state = self.memory().state().lock();
             if failed(result) {
                 state.locks_future = before;
                 self.note_unlocked(&mut state, &added, &range);
@@ -148,7 +150,7 @@ impl ManagedProgram {
     /// Returns all mappings that aren't the engine's, each with its access.
     fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
         let mut all = Vec::new();
-        let _ = self.maps.each(0, TOP, |found| {
+        let _ = self.memory().maps().each(0, TOP, |found| {
             if !overlaps_own(found.start, found.end) {
                 all.push((found.start..found.end, found.access));
             }
@@ -159,8 +161,8 @@ impl ManagedProgram {
     /// Does `prctl(PR_SET_MEMORY_MERGE)`.
     pub fn merge(&self, args: &[usize; 6], make: MakeCall) -> isize {
         let merges = args[1] != 0;
-        let before = self.on_behalf(|| {
-            let mut state = self.state.lock();
+        let before = self.threads().on_behalf(|| {
+            let mut state = self.memory().state().lock();
             let before = state.merges;
             if merges && !before {
                 self.set_merging(&mut state, true);
@@ -170,7 +172,7 @@ impl ManagedProgram {
         let result = make(args);
         let (now, then) = (merges || before, if result == 0 { merges } else { before });
         if now != then {
-            self.on_behalf(|| self.set_merging(&mut self.state.lock(), then));
+            self.threads().on_behalf(|| self.set_merging(&mut self.memory().state().lock(), then));
         }
         result
     }
@@ -181,7 +183,7 @@ impl ManagedProgram {
         state.merges = merges;
         if merges {
             state.marked(MemoryMark::Mergeable).add(0..TOP);
-            self.leave(&(0..TOP));
+            self.memory().leave(&(0..TOP));
         } else {
             state.marked(MemoryMark::Mergeable).clear();
             self.adopt(state, &(0..TOP));

@@ -237,6 +237,11 @@ impl ProgramState {
         }
     }
 
+    /// Returns whether a userfaultfd of the program may report what happens to a part of a range.
+    pub fn is_watched(&mut self, range: &Range<usize>) -> bool {
+        self.has_userfault && !self.marked(MemoryMark::Other).within(range).is_empty()
+    }
+
     /// Returns whether more memory may be taken under management.
     pub fn takes(&self) -> bool {
         !self.locks_future && !self.merges && self.traced == 0

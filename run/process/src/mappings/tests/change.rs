@@ -16,7 +16,7 @@ fn new_memory_is_managed_from_the_start() {
         let all = room.pages(0..64);
         assert_eq!(calls.map_with(&all, PLAIN, 0), all.start as isize);
         assert_eq!(calls.managed(&all), [all.clone()]);
-        assert!(program.known.is_set(&all));
+        assert!(program.memory().known().is_set(&all));
     });
 }
 
@@ -232,7 +232,8 @@ fn read_only_memory_stays_managed_unless_it_is_hidden() {
             calls.call(libc::SYS_mprotect, [range.start, range.len(), access as usize, 0, 0, 0])
         };
         assert_eq!(protect(&room.pages(0..32), libc::PROT_READ), 0);
-        let managed = if program.paging.hides() { room.pages(32..64) } else { all.clone() };
+        let managed =
+            if program.memory().paging().hides() { room.pages(32..64) } else { all.clone() };
         assert_eq!(calls.managed(&all), [managed]);
         assert_eq!(protect(&room.pages(0..32), PLAIN), 0);
         calls.with_state(|state| program.adopt_later(state, &(0..0)));
@@ -249,7 +250,11 @@ fn locked_memory_is_home_until_it_is_unlocked() {
         calls.fold(&all);
         assert_eq!(calls.call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]), 0);
         assert_eq!(calls.managed(&all), [room.pages(0..8), room.pages(16..64)]);
-        assert!(part.clone().step_by(PAGE_SIZE).all(|page| program.pagemap.is_populated(page)));
+        assert!(
+            part.clone()
+                .step_by(PAGE_SIZE)
+                .all(|page| program.memory().pagemap().is_populated(page))
+        );
         assert_eq!(calls.call(libc::SYS_munlock, [part.start, part.len(), 0, 0, 0, 0]), 0);
         assert_eq!(calls.managed(&all), [all.clone()]);
         assert_eq!(calls.read(&all), numbers(0..64));

@@ -78,7 +78,7 @@ fn faults_are_the_programs_own_while_it_has_registered_for_them() {
         let (calls, room) = (Calls(program), Room::new(64));
         let (all, part) = (room.pages(0..64), room.pages(16..32));
         calls.map(&all);
-        let own = || program.faults_of_program.lock().within(&all);
+        let own = || calls.own_faults(&all);
         calls.control(UFFDIO_REGISTER, &[part.start, part.len(), 1, 0]);
         assert!(own() == [part.clone()] && calls.with_state(|state| state.has_userfault));
         calls.control(UFFDIO_UNREGISTER, &[part.start, 8 * PAGE_SIZE]);
@@ -98,7 +98,7 @@ fn faults_of_the_program_move_with_its_memory() {
         calls.control(UFFDIO_REGISTER, &[part.start, part.len(), 1, 0]);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
-        let own = |range| program.faults_of_program.lock().within(range);
+        let own = |range| calls.own_faults(range);
         assert_eq!((own(&all), own(&there)), ([].to_vec(), [to.pages(8..16)].to_vec()));
         let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&there));
         assert_eq!(marked, [to.pages(8..16)]);
@@ -141,6 +141,6 @@ fn other_requests_pass() {
         assert_eq!(calls.control(UFFDIO_API, &[0xaa, 0, 0]), Some(77));
         assert_eq!(calls.control(0x5401, &[all.start, all.len()]), Some(77));
         assert_eq!(calls.managed(&all), [all.clone()]);
-        assert!(!program.waits_in_copy());
+        assert!(!program.relations().tells_of_copies());
     });
 }

@@ -11,7 +11,11 @@ const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
 fn is_resident(calls: Calls, range: &Range<usize>) -> Vec<bool> {
-    range.clone().step_by(PAGE_SIZE).map(|page| calls.0.pagemap.is_populated(page)).collect()
+    range
+        .clone()
+        .step_by(PAGE_SIZE)
+        .map(|page| calls.0.memory().pagemap().is_populated(page))
+        .collect()
 }
 
 #[test]
@@ -31,7 +35,12 @@ fn growth_in_place_makes_one_call_and_keeps_what_is_there() {
                 made += 1;
                 crate::fixture::raw(libc::SYS_mremap, *args)
             });
-            assert_eq!((at, made), (from.start as isize, 1), "{step} {}", program.paging.hides());
+            assert_eq!(
+                (at, made),
+                (from.start as isize, 1),
+                "{step} {}",
+                program.memory().paging().hides()
+            );
             assert_eq!(calls.managed(&room.pages(0..256)), [room.pages(0..pages)]);
         }
         assert_eq!(calls.read(&all), numbers(0..64));
@@ -48,7 +57,7 @@ fn memory_managed_in_part_grows_and_moves_as_one() {
         calls.unmap(&room.pages(64..128));
         // As memory that is older than the engine.
         calls.with_state(|state| state.marked(MemoryMark::Own).add(room.pages(0..20)));
-        program.leave(&room.pages(0..20));
+        program.memory().leave(&room.pages(0..20));
         calls.fold(&room.pages(20..60));
         assert_eq!(calls.remap(&all, 96 * PAGE_SIZE, 1, 0), all.start as isize);
         let all = room.pages(0..96);
@@ -70,17 +79,17 @@ fn memory_that_moves_to_a_held_place_is_resident_there() {
         calls.map(&there);
         calls.fold(&all);
         let held = to.pages(8..12);
-        let hold = program.pager.holds().hold(0, held.clone()).unwrap();
+        let hold = program.pager().holds().hold(0, held.clone()).unwrap();
         let at = calls.remap(&all, all.len(), TO, there.start);
-        if program.paging.hides() {
+        if program.memory().paging().hides() {
             // It would be missing for the other call for a moment.
             assert_eq!(at, -(libc::ENOMEM as isize));
         } else {
             assert_eq!(at, there.start as isize);
             assert_eq!(is_resident(calls, &held), [true; 4]);
         }
-        program.pager.holds().release(hold);
-        let moved = if program.paging.hides() { &all } else { &there };
+        program.pager().holds().release(hold);
+        let moved = if program.memory().paging().hides() { &all } else { &there };
         calls.fold(moved);
         assert_eq!(calls.read(moved), numbers(0..64));
     });
