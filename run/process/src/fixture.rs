@@ -3,6 +3,8 @@
 //!
 //! There is no gate and no run: a test makes each call as the gate would, with a closure for the
 //! call itself. No thread handles faults, so a test loads memory before it reads it.
+use crate::adoption::Adoption;
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::ProgramState;
 use crate::program::{ManagedProgram, managed};
 use core::ops::Range;
@@ -120,7 +122,7 @@ pub struct Calls(pub &'static ManagedProgram);
 impl Calls {
     /// Makes a call as the gate does.
     pub fn call(self, nr: i64, args: [usize; 6]) -> isize {
-        self.0.change(nr as usize, &args, &mut |args| raw(nr, *args))
+        ChangeCalls::of(self.0).change(nr as usize, &args, &mut |args| raw(nr, *args))
     }
 
     /// Maps fresh memory at a place, with additional flags.
@@ -138,7 +140,7 @@ impl Calls {
         // while it is unmanaged.
         self.0.memory().leave(range);
         self.write(range, 0);
-        self.with_state(|state| self.0.adopt(state, range));
+        self.with_state(|state| Adoption::of(self.0).adopt(state, range));
         assert_eq!(self.managed(range), [range.clone()]);
     }
 

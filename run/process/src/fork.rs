@@ -19,16 +19,18 @@
 //!
 //! With a swap file the child continues to read its parent's file and its objects in a remote
 //! store. It writes to a file of its own (`engine/swap/src/swap/fork.rs`).
+use crate::adoption::Adoption;
 use crate::diagnostics::unserved::unserved_later;
 use crate::heap::{allow_allocation, forbid_allocation};
 use crate::limits;
 use crate::marks::state::{MemoryMark, ProgramState};
-use crate::program::{MARK, ManagedProgram, abandon};
+use crate::program::{MARK, ManagedProgram, ProgramMemory, ProgramRelations, abandon};
 use crate::size::process_size;
 use crate::{diagnostics, engine};
 use core::mem::forget;
 use memfold_engine::config::Size;
 use memfold_engine::known::TOP;
+use memfold_engine::pager::Pager;
 use memfold_gate::{touch, write_bytes};
 use memfold_os::memory::huge;
 use memfold_os::raw::{is_resident, system_call};
@@ -45,13 +47,34 @@ fn may_be_swapped() -> bool {
     asked.is_err() || about.totalswap > 0
 }
 
-impl ManagedProgram {
+/// A copy of the process by fork, with the engine in it.
+#[derive(Copy, Clone)]
+pub struct ForkCopy<'a> {
+    program: &'a ManagedProgram,
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    relations: &'a ProgramRelations,
+    adoption: Adoption<'a>,
+}
+
+impl ForkCopy<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> ForkCopy<'_> {
+        ForkCopy {
+            program,
+            pager: program.pager(),
+            memory: program.memory(),
+            relations: program.relations(),
+            adoption: Adoption::of(program),
+        }
+    }
+
     /// Prepares for a copy of the process.
     pub fn begin_copy(&self) {
-        forget(self.memory().state().lock());
+        forget(self.memory.state().lock());
         member::note_fork();
         // SAFETY: the lock was taken above.
-        unsafe { self.memory().state().peek_mut() }.level.sharers = member::sharers() + 1;
+        unsafe { self.memory.state().peek_mut() }.level.sharers = member::sharers() + 1;
         let may_bring = |bytes| {
             let available = process_size::available_bytes();
             if bytes > available && available > 0 {
@@ -62,17 +85,17 @@ impl ManagedProgram {
                 ));
             }
         };
-        self.pager().fork().begin_copy(|| self.relations().child_reaches_store(), may_bring);
+        self.pager.fork().begin_copy(|| self.relations.child_reaches_store(), may_bring);
         // A thread that has this lock allocates.
-        self.memory().lock_faults();
+        self.memory.lock_faults();
         forbid_allocation();
         MARK.renew();
     }
 
-    /// Returns whether all memory has been copied since [`ManagedProgram::begin_copy`]. The kernel
+    /// Returns whether all memory has been copied since [`ForkCopy::begin_copy`]. The kernel
     /// shows no page while it copies.
     pub fn is_copied(&self) -> bool {
-        self.relations().tells_of_copies() && MARK.is_copied(self.memory().pagemap())
+        self.relations.tells_of_copies() && MARK.is_copied(self.memory.pagemap())
     }
 
     /// Ends a copy. `result` is that of the call: 0 in the child. In the parent any thread may call
@@ -82,7 +105,7 @@ impl ManagedProgram {
         // process. The child has its own copy of the locks.
         unsafe {
             allow_allocation();
-            self.pager().fork().allow_requests();
+            self.pager.fork().allow_requests();
         }
         if result == 0 {
             limits::with_descriptors(|| self.begin_child());
@@ -91,15 +114,15 @@ impl ManagedProgram {
         // in each of the two processes.
         unsafe {
             if result > 0 {
-                self.memory().state().peek_mut().level.sharing.note_fork(now_ns(), None);
+                self.memory.state().peek_mut().level.sharing.note_fork(now_ns(), None);
             }
-            let sharers = self.memory().state().peek_mut().level.sharers;
-            self.pager().fork().end_copy(result == 0, sharers);
+            let sharers = self.memory.state().peek_mut().level.sharers;
+            self.pager.fork().end_copy(result == 0, sharers);
             if result == 0 {
-                self.charge_copies(self.memory().state().peek_mut());
+                self.charge_copies(self.memory.state().peek_mut());
             }
-            self.memory().unlock_faults();
-            self.memory().state().unlock();
+            self.memory.unlock_faults();
+            self.memory.state().unlock();
         }
         if result > 0 {
             engine::end_rest();
@@ -110,12 +133,12 @@ impl ManagedProgram {
     /// of it, the child is charged with them already. Otherwise all of its memory is managed from
     /// now on, and each copy is charged when it is made. The caller is the program's only thread.
     fn charge_copies(&self, state: &mut ProgramState) {
-        let is_bounded = self.pager().limits().is_bounded();
-        let pays = is_bounded && !state.level.is_prepaid() && !self.memory().paging().hides();
-        if pays && !self.memory().is_managing() {
-            self.begin_managing(state);
+        let is_bounded = self.pager.limits().is_bounded();
+        let pays = is_bounded && !state.level.is_prepaid() && !self.memory.paging().hides();
+        if pays && !self.memory.is_managing() {
+            self.adoption.begin_managing(state);
         }
-        if let Err(e) = self.pager().fork().charge_copies(pays) {
+        if let Err(e) = self.pager.fork().charge_copies(pays) {
             diagnostics::warn(format_args!(
                 "warning: Memory of a child of fork can't be protected ({e}). Its copies of shared memory are noticed late"
             ));
@@ -124,13 +147,13 @@ impl ManagedProgram {
 
     fn begin_child(&self) {
         member::begin_as_child();
-        if self.relations().has_file() {
+        if self.relations.has_file() {
             // SAFETY: this is the only thread, and nothing was transferred yet.
-            unsafe { self.relations().leave_rings() };
-            self.pager().fork().set_alone(true);
+            unsafe { self.relations.leave_rings() };
+            self.pager.fork().set_alone(true);
         }
         // SAFETY: this is the only thread, and it holds the lock.
-        let state = unsafe { self.memory().state().peek_mut() };
+        let state = unsafe { self.memory.state().peek_mut() };
         state.forget_apart();
         let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
@@ -140,42 +163,41 @@ impl ManagedProgram {
             state.late.add(0..TOP);
         }
         // SAFETY: this is the only thread, and it holds the locks of the copy.
-        unsafe { self.pager().fork().end_in_child(&ended) };
-        // The child's file must be open before anything is read from it.
-        // SAFETY: this is the only thread of the child, and `leave_rings` was called above.
-        unsafe { self.relations().begin_in_child(self.pager()) };
-        let knows_pages = self.memory().pagemap().reopen().is_ok();
+        unsafe { self.pager.fork().end_in_child(&ended) };
+        // The child's file must be open before anything is read from it. SAFETY: this is the only
+        // thread of the child, and `leave_rings` was called above.
+        unsafe { self.relations.begin_in_child(self.pager) };
+        let knows_pages = self.memory.pagemap().reopen().is_ok();
         // SAFETY: this is the only thread.
-        let _ = unsafe { self.memory().maps().reopen() };
-        if let Err(e) = self.memory().paging().reopen() {
+        let _ = unsafe { self.memory.maps().reopen() };
+        if let Err(e) = self.memory.paging().reopen() {
             self.bring_home(knows_pages);
-            self.relations().close_remote();
+            self.relations.close_remote();
             abandon();
             return unserved_later(format_args!("in a child of fork: {e}"));
         }
-        self.keep_descriptors();
-        let (start, len) = self.pager().frames_zone();
-        let mut done = self.memory().paging().register_frames(start, len);
+        self.program.keep_descriptors();
+        let (start, len) = self.pager.frames_zone();
+        let mut done = self.memory.paging().register_frames(start, len);
         // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe {
-            self.pager().fork().begin_in_child(self.memory().pagemap(), |start, end| {
+            self.pager.fork().begin_in_child(self.memory.pagemap(), |start, end| {
                 done = done.and_then(|()| {
-                    self.memory().paging().register_in_child(&(start..end), self.pager().protects())
+                    self.memory.paging().register_in_child(&(start..end), self.pager.protects())
                 });
             });
         }
         if let Err(e) = done {
             diagnostics::die(format_args!("Managing a child of fork failed: {e}"));
         }
-        self.pager().fork().set_alone(false);
+        self.pager.fork().set_alone(false);
         // SAFETY: the process has just been copied, and this is its only thread.
         unsafe { engine::start_in_child() };
     }
 
     /// Loads all folded memory in a child in which nothing is registered.
     fn bring_home(&self, knows_pages: bool) {
-        let (away, available) =
-            (self.pager().gauges().away_bytes(), process_size::available_bytes());
+        let (away, available) = (self.pager.gauges().away_bytes(), process_size::available_bytes());
         if away > available && available > 0 {
             diagnostics::die(format_args!(
                 "A child of fork must load all of its memory: {} are folded, but only {} of memory are free. The process is ended before data is lost",
@@ -190,9 +212,9 @@ impl ManagedProgram {
         }
         // SAFETY: this is the only thread, and the caller abandons the engine.
         unsafe {
-            self.pager().fork().each_area_in_child(|start, end| {
-                if self.memory().paging().hides() {
-                    let _ = self.memory().paging().unregister(&(start..end));
+            self.pager.fork().each_area_in_child(|start, end| {
+                if self.memory.paging().hides() {
+                    let _ = self.memory.paging().unregister(&(start..end));
                 }
                 if away > 0 {
                     // Otherwise the kernel may map zeros around a page that is put, in pages that
@@ -200,11 +222,11 @@ impl ManagedProgram {
                     huge::forbid(start..end);
                 }
             });
-            self.pager().fork().each_away(|page, bytes| {
+            self.pager.fork().each_away(|page, bytes| {
                 // A resident page is newer than its stored copy. For a page that the kernel has
                 // swapped out, this can't be known.
                 let is_there = if knows_pages {
-                    self.memory().pagemap().is_populated(page)
+                    self.memory.pagemap().is_populated(page)
                 } else {
                     is_resident(page)
                 };
@@ -221,7 +243,7 @@ impl ManagedProgram {
             return;
         }
         let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
-        let _ = self.memory().maps().each(page, page + 1, |found| access = found.access);
+        let _ = self.memory.maps().each(page, page + 1, |found| access = found.access);
         let protect = |access: i32| {
             // SAFETY: no other thread runs, and the page's access is restored before the program
             // continues.

@@ -49,7 +49,7 @@ pub fn inherit() {
 
 fn decide(program: &'static ManagedProgram) {
     let has_ended = bare::await_last_instructions().is_ok();
-    if !has_ended || !program.is_at_rest() {
+    if !has_ended || !is_at_rest(program) {
         return program::lose();
     }
     // SAFETY: the barrier has returned, so no thread of the process that had the engine executes
@@ -65,14 +65,12 @@ fn decide(program: &'static ManagedProgram) {
     }
 }
 
-impl ManagedProgram {
-    /// Returns whether no thread is in the middle of work on the engine, or has ended in it.
-    fn is_at_rest(&self) -> bool {
-        !self.memory().is_in_change()
-            && !limits::are_held()
-            && !list_is_held()
-            && !crate::heap::arena().is_held()
-            && memfold_gate::is_at_rest()
-            && self.pager().fork().is_at_rest()
-    }
+/// Returns whether no thread is in the middle of work on the engine, or has ended in it.
+fn is_at_rest(program: &ManagedProgram) -> bool {
+    !program.memory().is_in_change()
+        && !limits::are_held()
+        && !list_is_held()
+        && !crate::heap::arena().is_held()
+        && memfold_gate::is_at_rest()
+        && program.pager().fork().is_at_rest()
 }

@@ -15,7 +15,7 @@
 //! - A thread that holds `state` may fault, because handling a fault takes no lock above the areas.
 //!   A thread that holds the areas must not fault, and touches none of the program's memory.
 //! - Below `--adopt-at`, a program's calls pass and nothing is registered until it maps more than
-//!   the limit allows (`ManagedProgram::expect`). A small program has no engine yet
+//!   the limit allows (`Adoption::expect`). A small program has no engine yet
 //!   (`deferred.rs`).
 //!
 //! # Descriptors
@@ -68,14 +68,16 @@ mod engine;
 mod threads;
 mod program;
 mod adoption;
+mod restart;
 mod limits;
 mod mappings;
 mod fork;
 mod heir;
+mod residency;
 mod execution;
 mod sampling;
 mod deferred;
-mod lending;
+mod borrower;
 mod keeper;
 #[cfg(test)]
 mod fixture;

@@ -1,12 +1,12 @@
 //! Which memory can be managed, and whether the program could pass its bound with it.
+use crate::adoption::Adoption;
 use crate::marks::state::ProgramState;
-use crate::program::ManagedProgram;
 use memfold_engine::known::TOP;
 
-/// [`ManagedProgram::may_pass`] may find so much of the bound too late.
+/// [`Adoption::may_pass`] may find so much of the bound too late.
 const SUM_SHARE: u64 = 32;
 
-impl ManagedProgram {
+impl Adoption<'_> {
     /// Returns whether memory that isn't managed could pass the bound with no further call, once it
     /// has `grows` bytes more. What is writable counts, touched or not: threads may touch all of it
     /// while no engine thread has a CPU.
@@ -14,16 +14,16 @@ impl ManagedProgram {
     /// `state.writable` is at least as much, and only when it passes the bound, the mappings are
     /// summed. A sum is not due again before one part in [`SUM_SHARE`] of the bound was mapped.
     pub fn may_pass(&self, state: &mut ProgramState, grows: u64) -> bool {
-        if self.memory().is_managing() || !state.takes() || !self.pager().limits().is_bounded() {
+        if self.memory.is_managing() || !state.takes() || !self.pager.limits().is_bounded() {
             return false;
         }
-        let bound = self.pager().limits().bound_bytes();
+        let bound = self.pager.limits().bound_bytes();
         let most = state.writable.unwrap_or(u64::MAX).saturating_add(grows);
         if most <= bound {
             state.writable = Some(most);
             return false;
         }
-        let Some(all) = self.memory().read_suitable(&(0..TOP)) else {
+        let Some(all) = self.memory.read_suitable(&(0..TOP)) else {
             // Nothing was counted, so the next call counts again.
             state.writable = None;
             return false;
@@ -61,7 +61,8 @@ mod tests {
             let (calls, room) = (Calls(program), Room::new(MOST / PAGE_SIZE));
             let (all, bound) =
                 (room.pages(0..MOST / PAGE_SIZE), program.pager().limits().bound_bytes());
-            let passes = |grows: u64| calls.with_state(|state| program.may_pass(state, grows));
+            let passes =
+                |grows: u64| calls.with_state(|state| Adoption::of(program).may_pass(state, grows));
             assert!(!passes(0), "reserved memory isn't writable");
             set_access(&all, PLAIN);
             // The next sum finds it. The rest of the test's process may have nothing that counts.

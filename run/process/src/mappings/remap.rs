@@ -5,16 +5,17 @@
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
 //! protection, all of the source is hidden until the areas have moved. But if the source is several
 //! mappings for the program too, the kernel must find them and refuse to move them.
+use crate::adoption::Adoption;
 use crate::mappings::call::{MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::marks::state::{FoundRanges, MemoryMark, ProgramState, RemappedTo};
-use crate::program::ManagedProgram;
-use crate::program::PLAIN;
+use crate::program::{ManagedProgram, PLAIN, ProgramMemory};
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_engine::fault::{FaultOutcome, PageFault};
 use memfold_engine::holds::LeavingPages;
 use memfold_engine::mappings::calls::{RemapCall, failed};
+use memfold_engine::pager::Pager;
 use memfold_os::memory::zone::unless_own;
 use memfold_os::thread::yield_now;
 use memfold_os::units::PAGE_SIZE;
@@ -36,7 +37,24 @@ impl RemappedTo {
     }
 }
 
-impl ManagedProgram {
+/// Makes `mremap`.
+#[derive(Copy, Clone)]
+pub struct RemapCalls<'a> {
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    adoption: Adoption<'a>,
+}
+
+impl RemapCalls<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> RemapCalls<'_> {
+        RemapCalls {
+            pager: program.pager(),
+            memory: program.memory(),
+            adoption: Adoption::of(program),
+        }
+    }
+
     /// Returns the mappings that an mremap moves, if its range has several mappings or a gap, and
     /// the engine is concerned.
     pub fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
@@ -47,27 +65,12 @@ impl ManagedProgram {
         if flags as i32 & FLAGS != FLAGS || from.len() != to.len() || overlaps {
             return None;
         }
-        if !self.pager().mappings().touches(&from) && !self.pager().mappings().touches(&to) {
+        if !self.pager.mappings().touches(&from) && !self.pager.mappings().touches(&to) {
             return None;
         }
-        let parts = self.memory().mappings(&from);
+        let parts = self.memory.mappings(&from);
         let begins = parts.first().is_some_and(|first| first.start == from.start);
         (begins && parts[0] != from).then_some(parts)
-    }
-
-    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel
-    /// does. At a gap between them, the memory at the new place stays. If one can't be moved, those
-    /// before it remain moved.
-    pub fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: MakeCall) -> isize {
-        let [start, _, _, flags, to, _] = *args;
-        for part in parts {
-            let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
-            let result = self.change(libc::SYS_mremap as usize, &its, make);
-            if failed(result) {
-                return result;
-            }
-        }
-        to as isize
     }
 
     /// Makes an mremap.
@@ -78,20 +81,20 @@ impl ManagedProgram {
             return make(args);
         };
         let stays = flags as i32 & PLACED == 0;
-        self.expect_new(state, after.len().saturating_sub(from.len()));
+        self.adoption.expect_new(state, after.len().saturating_sub(from.len()));
         let result = if stays && after.len() <= from.len() {
             let is_done = |made: isize| !failed(made);
-            self.pager().mappings().end_with(after.end..from.end, || make(args), is_done)
+            self.pager.mappings().end_with(after.end..from.end, || make(args), is_done)
         } else {
-            let grows = stays && self.memory().paging().hides() && self.is_one(state, &from);
+            let grows = stays && self.memory.paging().hides() && self.is_one(state, &from);
             let grown = if grows { self.grow_hidden(&from, after.end, make) } else { None };
-            if !self.memory().paging().hides() {
+            if !self.memory.paging().hides() {
                 self.join_parts(&from);
             }
             grown.unwrap_or_else(|| self.move_managed(state, args, (&from, &after), make))
         };
         if !failed(result) {
-            let before = self.memory().before(state, core::slice::from_ref(&from));
+            let before = self.memory.before(state, core::slice::from_ref(&from));
             self.note_remapped(state, args, before, result);
         }
         result
@@ -100,11 +103,11 @@ impl ManagedProgram {
     /// Returns whether a range is managed in part, and the rest has the access of managed memory.
     /// Also returns the rest.
     fn plain_rest(&self, range: &Range<usize>) -> Option<Vec<Range<usize>>> {
-        let managed = self.pager().mappings().managed_parts(range);
+        let managed = self.pager.mappings().managed_parts(range);
         let rest = if managed.is_empty() { return None } else { without(range, &managed) };
         let is_plain = |part: &Range<usize>| {
             let mut end = part.start;
-            let found = self.memory().maps().each(part.start, part.end, |found| {
+            let found = self.memory.maps().each(part.start, part.end, |found| {
                 let continues = found.anonymous && found.access == PLAIN && found.start <= end;
                 end = if continues { found.end } else { usize::MAX };
             });
@@ -118,9 +121,9 @@ impl ManagedProgram {
     /// the rest is registered too, for good.
     fn join_parts(&self, from: &Range<usize>) {
         for part in self.plain_rest(from).unwrap_or_default() {
-            let done = unless_own(part.start, part.end, || self.memory().register(&part, false));
+            let done = unless_own(part.start, part.end, || self.memory.register(&part, false));
             if done.is_ok() {
-                self.memory().note_registered();
+                self.memory.note_registered();
             }
         }
     }
@@ -148,9 +151,9 @@ impl ManagedProgram {
     /// Memory of the program without access looks like hidden memory beside it. So a page of that
     /// is loaded, and no longer managed.
     fn part_from_shut(&self, range: &Range<usize>) {
-        for managed in self.pager().mappings().managed_parts(range) {
+        for managed in self.pager.mappings().managed_parts(range) {
             let mut edges = Vec::new();
-            let _ = self.memory().maps().each(range.start, range.end, |found| {
+            let _ = self.memory.maps().each(range.start, range.end, |found| {
                 let is_shut = found.anonymous && found.access == libc::PROT_NONE;
                 if is_shut && found.start < managed.start && managed.start <= found.end {
                     edges.push(managed.start);
@@ -159,7 +162,7 @@ impl ManagedProgram {
                     edges.push(managed.end - PAGE_SIZE);
                 }
             });
-            edges.into_iter().for_each(|page| self.memory().leave(&(page..page + PAGE_SIZE)));
+            edges.into_iter().for_each(|page| self.memory.leave(&(page..page + PAGE_SIZE)));
         }
     }
 
@@ -180,22 +183,22 @@ impl ManagedProgram {
             to: has(libc::MREMAP_FIXED).then_some(to),
             keeps_source: has(libc::MREMAP_DONTUNMAP),
         };
-        let mappings = self.pager().mappings();
+        let mappings = self.pager.mappings();
         // The kernel cuts off the rest before it moves memory.
         let moved = from.start..from.start + from.len().min(after.len());
-        let may_hide = self.memory().paging().hides() && mappings.touches(&moved);
+        let may_hide = self.memory.paging().hides() && mappings.touches(&moved);
         let is_hidden = may_hide && self.is_one(state, &moved);
         if may_hide && !is_hidden {
             self.part_from_shut(&moved);
         }
-        let leaving = self.pager().holds().mark_leaving([from.clone(), target.clone()].into_iter());
+        let leaving = self.pager.holds().mark_leaving([from.clone(), target.clone()].into_iter());
         if is_hidden && (leaving.is_held(moved.clone()) || leaving.is_held(target.clone())) {
             // Memory that is hidden for a moment would be missing for the kernel in another call.
             return NO_MEMORY;
         }
         let remake =
             || if is_hidden { self.remap_hidden(&moved, || make(args)) } else { make(args) };
-        let pinned = if self.memory().paging().hides() {
+        let pinned = if self.memory.paging().hides() {
             Vec::new()
         } else {
             self.pin_held(&leaving, from, &target)
@@ -215,7 +218,7 @@ impl ManagedProgram {
             self.forget_unmapped(state, from);
             self.forget_unmapped(state, &target);
             if may_hide && !is_hidden {
-                self.adopt(state, &moved);
+                self.adoption.adopt(state, &moved);
             }
         }
         result
@@ -238,11 +241,11 @@ impl ManagedProgram {
         let held: Vec<Range<usize>> = held.collect();
         for part in &held {
             let part = part.start + from.start..part.end + from.start;
-            self.pager().mappings().pin_at(part.clone());
+            self.pager.mappings().pin_at(part.clone());
             for addr in part.step_by(PAGE_SIZE) {
                 let fault = PageFault { addr, write: true, ..PageFault::default() };
-                while !self.memory().pagemap().is_populated(addr)
-                    && self.pager().faults().fault(fault) != FaultOutcome::NotManaged
+                while !self.memory.pagemap().is_populated(addr)
+                    && self.pager.faults().fault(fault) != FaultOutcome::NotManaged
                 {
                     yield_now();
                 }
@@ -254,9 +257,9 @@ impl ManagedProgram {
     /// Ends the management of parts of a range that a failed mremap has unmapped: the kernel cuts
     /// off the end of the source, and unmaps the target, before it moves.
     fn forget_unmapped(&self, state: &mut ProgramState, range: &Range<usize>) {
-        for part in self.pager().mappings().managed_parts(range) {
-            for gone in without(&part, &self.memory().mappings(&part)) {
-                self.pager().mappings().end(gone.clone());
+        for part in self.pager.mappings().managed_parts(range) {
+            for gone in without(&part, &self.memory.mappings(&part)) {
+                self.pager.mappings().end(gone.clone());
                 state.forget(&gone);
             }
         }
@@ -267,14 +270,14 @@ impl ManagedProgram {
     /// changes nothing, if it refuses.
     fn grow_hidden(&self, from: &Range<usize>, end: usize, make: MakeCall) -> Option<isize> {
         let mut last = None;
-        let _ = self.memory().maps().each(from.end - PAGE_SIZE, from.end, |found| {
+        let _ = self.memory.maps().each(from.end - PAGE_SIZE, from.end, |found| {
             last = Some((found.start.max(from.start), found.end, found.access));
         });
         let (start, _, access) = last.filter(|(_, last_end, _)| *last_end == from.end)?;
         let added = from.end..end;
         let mut grow = || make(&[start, from.end - start, end - start, 0, 0, 0]);
         let result = match access & (libc::PROT_READ | libc::PROT_WRITE) {
-            libc::PROT_NONE => self.pager().mappings().grow_hidden_with(added, grow),
+            libc::PROT_NONE => self.pager.mappings().grow_hidden_with(added, grow),
             // It is readable, and managed once it is hidden.
             _ => grow(),
         };
@@ -292,25 +295,25 @@ impl ManagedProgram {
         let Some(moved) = RemappedTo::of(args, result as usize) else { return };
         state.note_moved(&moved, &before);
         if moved.is_elsewhere() {
-            self.memory().forget_faults(&moved.here);
+            self.memory.forget_faults(&moved.here);
             before
                 .parts
                 .iter()
-                .for_each(|part| self.memory().forget_faults(&common(part, &moved.taken)));
+                .for_each(|part| self.memory.forget_faults(&common(part, &moved.taken)));
             let faults = before.faults.iter().map(|part| moved.there(part));
-            faults.for_each(|part| self.memory().add_faults(part));
+            faults.for_each(|part| self.memory.add_faults(part));
         }
-        self.memory().known().set(&moved.here);
+        self.memory.known().set(&moved.here);
         // What is managed already needs no look, so the cost of growth is that of what is new.
         let kept = moved.here.start..moved.here.start + moved.taken.len().min(moved.here.len());
-        let is_managed = self.pager().mappings().managed_parts(&kept) == [kept.clone()];
+        let is_managed = self.pager.mappings().managed_parts(&kept) == [kept.clone()];
         let rest = if is_managed { kept.end..moved.here.end } else { moved.here };
-        self.adopt(state, &rest);
+        self.adoption.adopt(state, &rest);
     }
 
     /// Makes an mremap where memory is hidden. The program sees the range as one mapping.
     fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
-        if self.memory().paging().hide(from).is_err() {
+        if self.memory.paging().hide(from).is_err() {
             return NO_MEMORY;
         }
         // It is one mapping for the program. In a child of fork, the range may stay split into several mappings for good.
@@ -319,8 +322,8 @@ impl ManagedProgram {
 
     /// Shows the program the unmanaged parts of a range that was hidden.
     fn show_unmanaged(&self, range: &Range<usize>) {
-        for part in without(range, &self.pager().mappings().managed_parts(range)) {
-            let _ = self.memory().paging().unregister(&part);
+        for part in without(range, &self.pager.mappings().managed_parts(range)) {
+            let _ = self.memory.paging().unregister(&part);
         }
     }
 }

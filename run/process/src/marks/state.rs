@@ -70,16 +70,16 @@ pub struct ProgramState {
     /// The memory of each mark, by [`MemoryMark`].
     never: [RangeSet; MARKS.len()],
     /// Ranges that wait to be taken with the next mappings of the program
-    /// ([`ManagedProgram::adopt_later`]).
+    /// (`Adoption::adopt_later`).
     pub late: RangeSet,
-    /// Ranges that were too small to be taken ([`ManagedProgram::adopt`]).
+    /// Ranges that were too small to be taken (`Adoption::adopt`).
     pub small: RangeSet,
     /// Whether memory that is mapped from now on is locked.
     pub locks_future: bool,
     /// Whether the kernel may merge equal pages of all memory.
     pub merges: bool,
     /// Number of tasks in this memory that are traced at their own wish
-    /// ([`ManagedProgram::keep_home`]).
+    /// (`Adoption::keep_home`).
     pub traced: u32,
     /// Whether the program handles faults in some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
@@ -101,7 +101,7 @@ pub struct ProgramState {
     /// Writable memory that isn't managed has at most so many bytes; `None` if that is unknown.
     pub writable: Option<u64>,
     /// Ranges that were mapped without a reservation, each larger than the bound. They are not
-    /// expected to be filled ([`ManagedProgram::may_pass`]).
+    /// expected to be filled (`Adoption::may_pass`).
     pub sparse: RangeSet,
 }
 
@@ -129,7 +129,7 @@ impl ProgramState {
 
     /// Returns whether a property that smaps shows of a mapping doesn't keep it from being managed:
     /// the mapping grows downwards, but its lowest part is marked
-    /// ([`ManagedProgram::note_growing`]), or `madvise` opened it to merging, which adoption ends.
+    /// (`ChangeCalls::note_growing`), or `madvise` opened it to merging, which adoption ends.
     pub fn is_undone(&mut self, flags: u32, range: &Range<usize>) -> bool {
         let first = range.start..range.start + 1;
         match flags {

@@ -313,13 +313,6 @@ impl ManagedProgram {
         }
     }
 
-    /// Prepares for a userfaultfd of the program that gets an event for each copy of the process.
-    pub fn tell_of_copies(&self) {
-        MARK.lock();
-        self.threads.start_serving(self.memory.state());
-        self.relations.tell_of_copies();
-    }
-
     /// Returns whether a descriptor is the engine's.
     pub fn owns(&self, fd: i32) -> bool {
         let mut owns = self.memory.descriptors().iter().any(|own| own.as_raw_fd() == fd);

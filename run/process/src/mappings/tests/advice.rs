@@ -1,5 +1,6 @@
 //! `madvise`: discarded memory, marked memory, and errors in the middle of a range.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers, raw};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::MemoryMark;
 use core::ops::Range;
 use memfold_os::Errno;
@@ -235,15 +236,19 @@ fn advice_that_concerns_nothing_passes() {
         calls.map(&all);
         for advice in [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL, 12345] {
             let args = [all.start, all.len(), advice as usize, 0, 0, 0];
-            let asked = program.change(libc::SYS_madvise as usize, &args, &mut |args| {
-                assert_eq!(args[2], advice as usize);
-                77
-            });
+            let asked =
+                ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |args| {
+                    assert_eq!(args[2], advice as usize);
+                    77
+                });
             assert_eq!(asked, 77);
         }
         // MADV_REMOVE removes nothing from private memory.
         let args = [0x1000, PAGE_SIZE, libc::MADV_REMOVE as usize, 0, 0, 0];
-        assert_eq!(program.change(libc::SYS_madvise as usize, &args, &mut |_| 78), 78);
+        assert_eq!(
+            ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |_| 78),
+            78
+        );
     });
 }
 
@@ -282,14 +287,15 @@ fn advice_in_memory_that_the_program_serves_is_given_apart() {
             state.marked(MemoryMark::Other).add(room.pages(60..64));
         });
         let args = [all.start, all.len(), libc::MADV_DONTNEED as usize, 0, 0, 0];
-        let result = program.change(libc::SYS_madvise as usize, &args, &mut |args| {
-            assert!(
-                program.memory().state().try_lock().is_some(),
-                "another thread may change mappings"
-            );
-            assert!(calls.managed(&all).is_empty());
-            raw(libc::SYS_madvise, *args)
-        });
+        let result =
+            ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |args| {
+                assert!(
+                    program.memory().state().try_lock().is_some(),
+                    "another thread may change mappings"
+                );
+                assert!(calls.managed(&all).is_empty());
+                raw(libc::SYS_madvise, *args)
+            });
         assert_eq!((result, calls.managed(&all)), (0, [room.pages(0..60)].to_vec()));
         assert_eq!(marked(calls, MemoryMark::Other, &all), [room.pages(60..64)]);
     });

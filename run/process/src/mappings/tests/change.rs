@@ -1,6 +1,8 @@
 //! `mmap`, `munmap`, `mremap`, `mprotect`, `mlock`: the managed ranges, the marks, and the contents
 //! afterwards.
+use crate::adoption::Adoption;
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::{MemoryMark, ProgramState};
 use memfold_engine::known::TOP;
 use memfold_os::Errno;
@@ -79,7 +81,8 @@ fn refused_unmap_changes_nothing() {
         calls.fold(&all);
         let args = [all.start, all.len(), 0, 0, 0, 0];
         let refused = error(Errno::NOMEM);
-        let result = program.change(libc::SYS_munmap as usize, &args, &mut |_| refused);
+        let result =
+            ChangeCalls::of(program).change(libc::SYS_munmap as usize, &args, &mut |_| refused);
         assert_eq!((result, calls.managed(&all)), (refused, [all.clone()].to_vec()));
         assert_eq!(calls.read(&all), numbers(0..64));
     });
@@ -236,7 +239,7 @@ fn read_only_memory_stays_managed_unless_it_is_hidden() {
             if program.memory().paging().hides() { room.pages(32..64) } else { all.clone() };
         assert_eq!(calls.managed(&all), [managed]);
         assert_eq!(protect(&room.pages(0..32), PLAIN), 0);
-        calls.with_state(|state| program.adopt_later(state, &(0..0)));
+        calls.with_state(|state| Adoption::of(program).adopt_later(state, &(0..0)));
         assert_eq!(calls.read(&all), numbers(0..64));
     });
 }
@@ -285,7 +288,10 @@ fn refused_lock_leaves_memory_managed() {
         calls.map(&all);
         let args = [all.start, all.len(), 0, 0, 0, 0];
         let refused = error(Errno::PERM);
-        assert_eq!(program.change(libc::SYS_mlock as usize, &args, &mut |_| refused), refused);
+        assert_eq!(
+            ChangeCalls::of(program).change(libc::SYS_mlock as usize, &args, &mut |_| refused),
+            refused
+        );
         assert_eq!(calls.managed(&all), [all.clone()]);
         assert!(calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all)).is_empty());
     });
@@ -306,7 +312,7 @@ fn memory_that_may_be_merged_leaves_management() {
         });
         let merge = |on: usize, answer: isize| {
             let args = [libc::PR_SET_MEMORY_MERGE as usize, on, 0, 0, 0, 0];
-            program.change(libc::SYS_prctl as usize, &args, &mut |_| answer)
+            ChangeCalls::of(program).change(libc::SYS_prctl as usize, &args, &mut |_| answer)
         };
         assert_eq!(merge(1, error(Errno::PERM)), error(Errno::PERM));
         assert!(calls.with_state(|state| state.takes()));
@@ -330,14 +336,15 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
             state.marked(MemoryMark::Other).add(room.pages(0..1));
         });
         let args = [all.start, all.len(), 0, 0, 0, 0];
-        let result = program.change(libc::SYS_munmap as usize, &args, &mut |args| {
-            assert!(calls.managed(&all).is_empty(), "nothing of it is managed meanwhile");
-            let result = crate::fixture::raw(libc::SYS_munmap, *args);
-            calls.map_with(&middle, PLAIN, 0);
-            result
-        });
+        let result =
+            ChangeCalls::of(program).change(libc::SYS_munmap as usize, &args, &mut |args| {
+                assert!(calls.managed(&all).is_empty(), "nothing of it is managed meanwhile");
+                let result = crate::fixture::raw(libc::SYS_munmap, *args);
+                calls.map_with(&middle, PLAIN, 0);
+                result
+            });
         assert_eq!(result, 0);
-        calls.with_state(|state| program.adopt(state, &all));
+        calls.with_state(|state| Adoption::of(program).adopt(state, &all));
         assert_eq!(calls.managed(&all), [middle]);
         let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&all));
         assert!(marked.is_empty() || marked == [room.pages(32..64)], "{marked:?}");
@@ -348,7 +355,8 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
 fn refused_interfaces_say_that_they_are_not_there() {
     each_paging(|program| {
         for nr in [libc::SYS_io_uring_setup, libc::SYS_io_setup] {
-            let result = program.change(nr as usize, &[0; 6], &mut |_| panic!("it isn't made"));
+            let result = ChangeCalls::of(program)
+                .change(nr as usize, &[0; 6], &mut |_| panic!("it isn't made"));
             assert_eq!(result, error(Errno::NOSYS));
         }
     });

@@ -1,5 +1,6 @@
 //! `ioctl`s that give memory away. The device is a fake, because only the named ranges matter.
 use crate::fixture::{Calls, Room, each_paging, error, numbers};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::MemoryMark;
 use memfold_os::Errno;
 use memfold_os::units::PAGE_SIZE;
@@ -20,7 +21,7 @@ impl Calls {
     fn control(self, request: usize, arg: &[usize]) -> Option<isize> {
         let mut is_asked = false;
         let args = [3, request, arg.as_ptr() as usize, 0, 0, 0];
-        let result = self.0.change(libc::SYS_ioctl as usize, &args, &mut |_| {
+        let result = ChangeCalls::of(self.0).change(libc::SYS_ioctl as usize, &args, &mut |_| {
             is_asked = true;
             77
         });
@@ -120,7 +121,10 @@ fn managed_memory_is_filled_by_no_userfaultfd_of_the_program() {
             words[1] = if last == 4 { all.start } else { PAGE_SIZE };
             let args = [3, request, words.as_mut_ptr() as usize, 0, 0, 0];
             let make = &mut |_: &[usize; 6]| panic!("it isn't made");
-            assert_eq!(program.change(libc::SYS_ioctl as usize, &args, make), refused);
+            assert_eq!(
+                ChangeCalls::of(program).change(libc::SYS_ioctl as usize, &args, make),
+                refused
+            );
             // SAFETY: `words` is still alive. It was written through its address, so it is read as
             // volatile.
             assert_eq!(unsafe { (&raw const words[last]).read_volatile() }, refused as usize);

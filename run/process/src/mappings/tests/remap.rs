@@ -1,5 +1,7 @@
 //! Moves, growth, guards and discards, where other threads may use the memory at every moment.
+use crate::adoption::Adoption;
 use crate::fixture::{Calls, Room, each_paging, numbers};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::MemoryMark;
 use core::ops::Range;
 use memfold_os::units::PAGE_SIZE;
@@ -31,10 +33,11 @@ fn growth_in_place_makes_one_call_and_keeps_what_is_there() {
             let from = room.pages(0..before);
             let mut made = 0;
             let args = [from.start, from.len(), pages * PAGE_SIZE, 1, 0, 0];
-            let at = program.change(libc::SYS_mremap as usize, &args, &mut |args| {
-                made += 1;
-                crate::fixture::raw(libc::SYS_mremap, *args)
-            });
+            let at =
+                ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |args| {
+                    made += 1;
+                    crate::fixture::raw(libc::SYS_mremap, *args)
+                });
             assert_eq!(
                 (at, made),
                 (from.start as isize, 1),
@@ -113,7 +116,7 @@ fn guards_survive_loads_of_the_pages_around_them() {
         assert_eq!(calls.read(&room.pages(26..64))[1..], numbers(27..64));
         assert_eq!(calls.advise(&guard, libc::MADV_POPULATE_READ), -(libc::EFAULT as isize));
         // A guard moves with its mapping.
-        calls.with_state(|state| program.adopt(state, &all));
+        calls.with_state(|state| Adoption::of(program).adopt(state, &all));
         let to = Room::new(64);
         let there = to.pages(0..64);
         assert_eq!(calls.remap(&all, all.len(), TO, there.start), there.start as isize);
@@ -134,7 +137,7 @@ fn failed_move_that_unmapped_its_target_ends_management_there() {
         calls.map(&there);
         calls.fold(&all);
         let args = [all.start, all.len(), all.len(), TO as usize, there.start, 0];
-        let made = program.change(libc::SYS_mremap as usize, &args, &mut |_| {
+        let made = ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |_| {
             crate::fixture::raw(libc::SYS_munmap, [there.start, there.len(), 0, 0, 0, 0]);
             -(libc::ENOMEM as isize)
         });

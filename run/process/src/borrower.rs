@@ -1,4 +1,9 @@
-//! The borrower: the thread that makes the call asks and waits.
+//! Memory that processes of a run lend one another for system calls: `process_vm_readv` and
+//! `process_vm_writev` on another process, as between the ranks of an MPI program. The kernel can't
+//! load what that process has folded, so its own engine does (`residency/lender.rs`), and holds it
+//! until the call is over. run/run/src/table/lending.rs describes the requests.
+//!
+//! Here is the borrower: the thread that makes the call asks and waits.
 use crate::deferred;
 use crate::program::get;
 use memfold_gate::{OtherProcess, child};
