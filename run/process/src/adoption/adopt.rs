@@ -54,7 +54,7 @@ impl Adoption<'_> {
         state.mapped_since = 0;
         engine::have_done(|| {
             self.threads.start(state, self.memory.paging(), true);
-            if state.has_threads() {
+            if state.threads.is_complete() {
                 self.adopt_all(state);
             }
         });

@@ -104,13 +104,13 @@ impl SizeLooks<'_> {
         self.pager.gauges().note_cost();
         self.account.weigh_slowdown(state, unmanaged, is_managing);
         let begin = if state.is_due { 0 } else { self.account.managed_from_bytes() };
-        if !state.has_threads() && anonymous >= begin / START_SHARE {
+        if !state.threads.is_complete() && anonymous >= begin / START_SHARE {
             self.threads.start(state, self.memory.paging(), anonymous > max);
         }
         let begins = state.is_due
             || !self.memory.is_managing()
                 && (anonymous >= begin || self.adoption.may_pass(state, 0));
-        if begins && state.has_threads() {
+        if begins && state.threads.is_complete() {
             state.is_due = false;
             self.adoption.adopt_all(state);
         } else if self.memory.is_managing() {

@@ -1,10 +1,11 @@
 //! The known properties of the program's memory besides its management: marks, and calls in
 //! progress with no lock held. They are changed together with the program's mappings.
+use crate::diagnostics::limit::LimitReport;
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::size::share::SizeLevel;
+use crate::threads::ThreadStart;
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_engine::delivery::background::EngineThread;
 use memfold_os::maps::flag;
 
 /// A reason why memory isn't managed. [`MemoryMark::DontFork`] only keeps it from children.
@@ -85,14 +86,8 @@ pub struct ProgramState {
     pub has_userfault: bool,
     /// Calls in progress with no lock held.
     apart: Vec<PendingCall>,
-    /// Engine threads that are still to be started, the next one last; `None` before the first try.
-    pub pending: Option<Vec<EngineThread>>,
-    /// Whether it was reported that they can't be started.
-    pub told: bool,
-    /// When a look first found that the limit could not be kept, nanoseconds.
-    pub past_since_ns: Option<u64>,
-    /// Whether it was reported that the limit can't be kept.
-    pub told_limit: bool,
+    pub threads: ThreadStart,
+    pub limit_report: LimitReport,
     pub level: SizeLevel,
     /// Whether all memory is to be managed at the next look.
     pub is_due: bool,
@@ -245,11 +240,6 @@ impl ProgramState {
     /// Returns whether more memory may be taken under management.
     pub fn takes(&self) -> bool {
         !self.locks_future && !self.merges && self.traced == 0
-    }
-
-    /// Returns whether all engine threads run.
-    pub fn has_threads(&self) -> bool {
-        self.pending.as_ref().is_some_and(Vec::is_empty)
     }
 }
 

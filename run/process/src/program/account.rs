@@ -13,9 +13,6 @@ use memfold_os::maps::{Smaps, SmapsDetails, Vma};
 use memfold_os::thread::now_ns;
 use memfold_run::member;
 
-/// A process that is not the largest reports that the limit can't be kept only after so much time,
-/// nanoseconds.
-const LARGEST_NS: u64 = 320_000_000;
 /// Without a limit, smaller processes are left alone.
 const FOLDED_LEAST_BYTES: u64 = 16 << 20;
 
@@ -134,12 +131,9 @@ impl ProgramAccount {
             }
             return;
         }
-        let now = now_ns();
-        let past_ns = now - *state.past_since_ns.get_or_insert(now);
-        if state.told_limit || !reports(reach.is_largest, past_ns) {
+        if !state.limit_report.takes_turn(reach.is_largest, now_ns()) {
             return;
         }
-        state.told_limit = true;
         if state.merges {
             diagnostics::warn(format_args!("{}", process_size::MERGES));
         }
@@ -153,22 +147,5 @@ impl ProgramAccount {
         member::note_totals();
         self.pager.stats().need_bytes.store(0, Relaxed);
         member::set_need(0);
-    }
-}
-
-/// Returns whether a process that saw so long ago that the limit can't be kept reports it now. The
-/// largest process reports at once. Others wait, because the largest may be unable to look.
-fn reports(is_largest: bool, past_ns: u64) -> bool {
-    is_largest || past_ns >= LARGEST_NS
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limit_is_reported_by_the_largest_or_if_that_does_not() {
-        assert!(reports(true, 0) && !reports(false, 0));
-        assert!(!reports(false, LARGEST_NS - 1) && reports(false, LARGEST_NS));
     }
 }

@@ -5,7 +5,7 @@ use crate::engine;
 use crate::marks::state::ProgramState;
 use crate::paging::Paging;
 use crate::program::{LOST, get};
-use crate::threads::{self, SERVER, start_pending};
+use crate::threads::{self, SERVER};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use memfold_engine::delivery::background;
@@ -110,14 +110,13 @@ impl ProgramThreads {
     /// Starts all engine threads except the first, which calls this. Threads that can't be started
     /// now are tried again at the next look.
     pub fn start(&self, state: &mut ProgramState, paging: &Paging, is_past: bool) {
-        let pending = state.pending.get_or_insert_with(|| {
+        let list = || {
             self.pager.prepare();
             let mut all = background::threads(&self.pager, self.worker_count);
             all.extend(paging.reader_of_moves());
-            all.reverse();
             all
-        });
-        start_pending(pending, self.nice, is_past, &mut state.told);
+        };
+        state.threads.advance(list, self.nice, is_past);
     }
 
     /// Stops all engine threads except the first. The workers are stopped first, because a worker
