@@ -41,6 +41,7 @@ impl LentCall<'_> {
     }
 }
 
+/// The keeper that the gate asks, in parts.
 pub static KEEPER: Keeper = Keeper {
     holds: &ProgramKeeper,
     pages: &ProgramKeeper,
@@ -58,8 +59,8 @@ fn pages_around(start: usize, len: usize) -> Range<usize> {
 
 impl HoldKeeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
-        get().is_some_and(|gated| {
-            len > 0 && gated.memory().concerns(&(start..start.saturating_add(len)))
+        get().is_some_and(|program| {
+            len > 0 && program.memory().concerns(&(start..start.saturating_add(len)))
         })
     }
 
@@ -70,7 +71,7 @@ impl HoldKeeper for ProgramKeeper {
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         match get() {
-            Some(gated) => CallHolds::of(gated).hold(names, thread, touch),
+            Some(program) => CallHolds::of(program).hold(names, thread, touch),
             None => {
                 touch_lost(names, touch);
                 Ok(None)
@@ -79,8 +80,8 @@ impl HoldKeeper for ProgramKeeper {
     }
 
     fn release(&self, hold: KeeperHold) {
-        if let Some(gated) = get() {
-            gated.pager().holds().release(memfold_engine::holds::HoldId(hold.0));
+        if let Some(program) = get() {
+            program.pager().holds().release(memfold_engine::holds::HoldId(hold.0));
         }
     }
 
@@ -95,29 +96,32 @@ impl HoldKeeper for ProgramKeeper {
     }
 
     fn piece_bytes(&self) -> usize {
-        get().map_or(usize::MAX, |gated| CallHolds::of(gated).piece_bytes())
+        get().map_or(usize::MAX, |program| CallHolds::of(program).piece_bytes())
     }
 
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
-        if let Some(gated) = get().filter(|gated| gated.memory().is_managing()) {
-            gated.threads().try_on_behalf(|| CallHolds::of(gated).refused(nr, name, words));
+        if let Some(program) = get().filter(|program| program.memory().is_managing()) {
+            program.threads().try_on_behalf(|| CallHolds::of(program).refused(nr, name, words));
         }
     }
 }
 
 impl PageKeeper for ProgramKeeper {
     fn hides(&self) -> bool {
-        get().or(lost()).is_some_and(|gated| gated.memory().paging().hides())
+        get().or(lost()).is_some_and(|program| program.memory().paging().hides())
     }
 
     fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
-        let Some(gated) = get() else {
+        let Some(program) = get() else {
             return lost().is_some_and(|program| ProgramFaults::of(program).fault_when_lost(fault));
         };
         // If the parent of a child of vfork ends, the child tries its access again.
         let again = (true, FaultSource::Other);
         let serve = || {
-            gated.threads().try_on_behalf(|| ProgramFaults::of(gated).fault(fault)).unwrap_or(again)
+            program
+                .threads()
+                .try_on_behalf(|| ProgramFaults::of(program).fault(fault))
+                .unwrap_or(again)
         };
         match sampling::due() {
             Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
@@ -136,12 +140,12 @@ impl PageKeeper for ProgramKeeper {
             deferred::see(nr, args);
         }
         let mut make = LentCall(make);
-        let Some(gated) = get() else {
+        let Some(program) = get() else {
             let made = if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
             deferred::seen(nr, args, made);
             return made;
         };
-        let made = ChangeCalls::of(gated).change(nr, args, &mut |args| make.make(args));
+        let made = ChangeCalls::of(program).change(nr, args, &mut |args| make.make(args));
         sampling::note_mapping(nr, args, made);
         made
     }
@@ -150,8 +154,8 @@ impl PageKeeper for ProgramKeeper {
         let range = pages_around(start, len);
         match get() {
             _ if len == 0 => {}
-            Some(gated) => {
-                _ = gated.threads().try_on_behalf(|| Adoption::of(gated).never_fold(range))
+            Some(program) => {
+                _ = program.threads().try_on_behalf(|| Adoption::of(program).never_fold(range))
             }
             // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
             // which waits.
@@ -161,13 +165,13 @@ impl PageKeeper for ProgramKeeper {
     }
 
     fn keep_all(&self, keep: bool) {
-        if let Some(holds) = get().map(|gated| gated.pager().holds()) {
+        if let Some(holds) = get().map(|program| program.pager().holds()) {
             if keep { holds.stop_eviction() } else { holds.allow_eviction() }
         }
     }
 
     fn keep_home(&self, keep: bool) -> bool {
-        get().is_none_or(|gated| Adoption::of(gated).keep_home(keep))
+        get().is_none_or(|program| Adoption::of(program).keep_home(keep))
     }
 }
 
@@ -184,14 +188,14 @@ impl LifeKeeper for ProgramKeeper {
             diagnostics::die(format_args!("{LOST}"));
         }
         limits::stop();
-        if let Some(gated) = get() {
-            ForkCopy::of(gated).begin_copy();
+        if let Some(program) = get() {
+            ForkCopy::of(program).begin_copy();
         }
     }
 
     fn end_copy(&self, made: isize) {
         match get() {
-            Some(gated) => ForkCopy::of(gated).end_copy(made),
+            Some(program) => ForkCopy::of(program).end_copy(made),
             None if made == 0 && deferred::is_waiting() => deferred::begin_as_child(),
             None => {}
         }
@@ -210,7 +214,7 @@ impl LifeKeeper for ProgramKeeper {
     }
 
     fn owns_descriptor(&self, fd: i32) -> bool {
-        fd >= 0 && fd == member::link() || get().is_some_and(|gated| gated.owns(fd))
+        fd >= 0 && fd == member::link() || get().is_some_and(|program| program.owns(fd))
     }
 
     fn ends(&self) {
@@ -218,45 +222,45 @@ impl LifeKeeper for ProgramKeeper {
             // Everything that the child leaves behind belongs to its parent.
             return;
         }
-        if let Some(gated) = get() {
+        if let Some(program) = get() {
             // A filter may kill a thread that asks for CPU times.
-            if !gated.threads().is_filtered() {
-                gated.pager().gauges().note_cost();
+            if !program.threads().is_filtered() {
+                program.pager().gauges().note_cost();
             }
-            gated.publish_last(|| {});
+            program.publish_last(|| {});
         }
     }
 }
 
 impl ChildKeeper for ProgramKeeper {
     fn has_child(&self) {
-        if let Some(gated) = get() {
-            gated.threads().start_serving(gated.memory().state());
+        if let Some(program) = get() {
+            program.threads().start_serving(program.memory().state());
         }
     }
 
     fn has_no_child(&self, number: usize) {
-        if let Some(gated) = get() {
-            gated.threads().try_on_behalf(|| Adoption::of(gated).end_child(number));
+        if let Some(program) = get() {
+            program.threads().try_on_behalf(|| Adoption::of(program).end_child(number));
         }
     }
 
     fn server(&self) -> Option<ErrandServer> {
-        if get().is_some_and(|gated| gated.threads().serves_errands())
+        if get().is_some_and(|program| program.threads().serves_errands())
             && child().is_some()
             && bare::life() == 0
         {
             engine::inherit();
         }
-        get().filter(|gated| gated.threads().serves_errands()).map(|_| threads::SERVER)
+        get().filter(|program| program.threads().serves_errands()).map(|_| threads::SERVER)
     }
 
     fn waits_in_copy(&self) -> bool {
-        get().is_some_and(|gated| gated.relations().tells_of_copies())
+        get().is_some_and(|program| program.relations().tells_of_copies())
     }
 
     fn is_copied(&self) -> bool {
-        get().is_some_and(|gated| ForkCopy::of(gated).is_copied())
+        get().is_some_and(|program| ForkCopy::of(program).is_copied())
     }
 }
 
@@ -292,14 +296,14 @@ impl RightsKeeper for ProgramKeeper {
     }
 
     fn filtered(&self) {
-        if let Some(gated) = get().filter(|_| child().is_none()) {
-            gated.threads().note_filter();
+        if let Some(program) = get().filter(|_| child().is_none()) {
+            program.threads().note_filter();
         }
     }
 
     fn each_call(&self, of_all: bool, each: &mut dyn FnMut(&KeeperCall)) {
         let by_protection = match get() {
-            Some(gated) => Some(gated.memory().paging().hides()),
+            Some(program) => Some(program.memory().paging().hides()),
             // A child of vfork takes no lock, and there is no engine that it needs.
             None if child().is_some() => None,
             None => deferred::is_by_protection(),
@@ -315,7 +319,7 @@ impl RightsKeeper for ProgramKeeper {
 
     fn retire(&self) {
         match get() {
-            Some(gated) => EngineRestart::of(gated).retire(),
+            Some(program) => EngineRestart::of(program).retire(),
             None => drop(deferred::give_up()),
         }
     }
@@ -365,7 +369,7 @@ impl ThreadKeeper for ProgramKeeper {
 
     fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
         match get() {
-            Some(gated) => EngineRestart::of(gated).alone(make),
+            Some(program) => EngineRestart::of(program).alone(make),
             None => make(),
         }
     }
