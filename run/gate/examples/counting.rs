@@ -4,17 +4,27 @@
 //! descriptor when it ends.
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Keeper, KeeperFault, KeeperHold, Names, NoHoldRoom};
+use memfold_gate::{
+    AnyRights, BadAddress, HoldKeeper, Keeper, KeeperFault, KeeperHold, LifeKeeper, Names,
+    NoHoldRoom, NoServer, NoThreads, OtherProcess, PageKeeper,
+};
 
 struct Counting;
 
-static KEEPER: Counting = Counting;
+static KEEPER: Keeper = Keeper {
+    holds: &Counting,
+    pages: &Counting,
+    life: &Counting,
+    children: &NoServer,
+    rights: &AnyRights,
+    threads: &NoThreads,
+};
 static CONCERNS: AtomicUsize = AtomicUsize::new(0);
 static CHANGES: AtomicUsize = AtomicUsize::new(0);
 static COPIES: AtomicUsize = AtomicUsize::new(0);
 static TO: AtomicI32 = AtomicI32::new(-1);
 
-impl Keeper for Counting {
+impl HoldKeeper for Counting {
     fn concerns(&self, _start: usize, _len: usize) -> bool {
         true
     }
@@ -41,11 +51,31 @@ impl Keeper for Counting {
 
     fn release(&self, _hold: KeeperHold) {}
 
+    fn lent(
+        &self,
+        _process: OtherProcess,
+        _parts: &[[usize; 2]],
+        _write: bool,
+        make: &mut dyn FnMut(usize) -> isize,
+    ) -> isize {
+        make(0)
+    }
+
     fn piece_bytes(&self) -> usize {
         usize::MAX
     }
 
     fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
+}
+
+impl PageKeeper for Counting {
+    fn hides(&self) -> bool {
+        false
+    }
+
+    fn fault(&self, _fault: KeeperFault) -> bool {
+        false
+    }
 
     fn change(
         &self,
@@ -57,17 +87,32 @@ impl Keeper for Counting {
         make(args)
     }
 
+    fn never_fold(&self, _start: usize, _len: usize) {}
+
+    fn keep_all(&self, _keep: bool) {}
+
+    fn keep_home(&self, _keep: bool) -> bool {
+        true
+    }
+}
+
+impl LifeKeeper for Counting {
+    fn expect_copy(&self) {}
+
     fn begin_copy(&self) {
         COPIES.fetch_add(1, Relaxed);
     }
 
     fn end_copy(&self, _made: isize) {}
 
-    fn fault(&self, _fault: KeeperFault) -> bool {
-        false
+    fn execute(
+        &self,
+        _nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        make(args)
     }
-
-    fn never_fold(&self, _start: usize, _len: usize) {}
 
     fn owns_descriptor(&self, _fd: i32) -> bool {
         false

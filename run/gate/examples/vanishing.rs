@@ -6,7 +6,10 @@
 //! without it nothing is taken away, and the process says so when it ends.
 use core::ffi::{c_char, c_int};
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
-use memfold_gate::{BadAddress, Keeper, KeeperFault, KeeperHold, NamedSpan, Names, NoHoldRoom};
+use memfold_gate::{
+    AnyRights, BadAddress, HoldKeeper, Keeper, KeeperFault, KeeperHold, LifeKeeper, NamedSpan,
+    Names, NoHoldRoom, NoServer, NoThreads, OtherProcess, PageKeeper,
+};
 use memfold_os::raw::system_call;
 use memfold_os::sync::StaticMutex;
 
@@ -187,9 +190,16 @@ impl State {
 }
 
 struct Vanishing;
-static KEEPER: Vanishing = Vanishing;
+static KEEPER: Keeper = Keeper {
+    holds: &Vanishing,
+    pages: &Vanishing,
+    life: &Vanishing,
+    children: &NoServer,
+    rights: &AnyRights,
+    threads: &NoThreads,
+};
 
-impl Keeper for Vanishing {
+impl HoldKeeper for Vanishing {
     fn concerns(&self, _start: usize, _len: usize) -> bool {
         true
     }
@@ -229,11 +239,34 @@ impl Keeper for Vanishing {
         STATE.lock().is_taken[hold.0 as usize] = false;
     }
 
+    fn lent(
+        &self,
+        _process: OtherProcess,
+        _parts: &[[usize; 2]],
+        _write: bool,
+        make: &mut dyn FnMut(usize) -> isize,
+    ) -> isize {
+        make(0)
+    }
+
     fn piece_bytes(&self) -> usize {
         usize::MAX
     }
 
     fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
+}
+
+impl PageKeeper for Vanishing {
+    fn hides(&self) -> bool {
+        false
+    }
+
+    fn fault(&self, fault: KeeperFault) -> bool {
+        let addr = fault.address;
+        let mut state = STATE.lock();
+        state.take();
+        state.bring(addr & !(PAGE - 1))
+    }
 
     fn change(
         &self,
@@ -272,6 +305,20 @@ impl Keeper for Vanishing {
         made
     }
 
+    fn never_fold(&self, start: usize, len: usize) {
+        STATE.lock().drop_overlapping(start, len);
+    }
+
+    fn keep_all(&self, _keep: bool) {}
+
+    fn keep_home(&self, _keep: bool) -> bool {
+        true
+    }
+}
+
+impl LifeKeeper for Vanishing {
+    fn expect_copy(&self) {}
+
     fn begin_copy(&self) {
         let mut state = STATE.lock();
         state.drop_overlapping(0, usize::MAX);
@@ -292,15 +339,13 @@ impl Keeper for Vanishing {
         unsafe { STATE.unlock() };
     }
 
-    fn fault(&self, fault: KeeperFault) -> bool {
-        let addr = fault.address;
-        let mut state = STATE.lock();
-        state.take();
-        state.bring(addr & !(PAGE - 1))
-    }
-
-    fn never_fold(&self, start: usize, len: usize) {
-        STATE.lock().drop_overlapping(start, len);
+    fn execute(
+        &self,
+        _nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        make(args)
     }
 
     fn owns_descriptor(&self, fd: i32) -> bool {

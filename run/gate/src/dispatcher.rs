@@ -8,7 +8,7 @@ use crate::syscalls::table::TABLE;
 
 /// Serves a call that has trapped. The program continues as `context` says.
 pub fn serve(
-    keeper: &'static dyn Keeper,
+    keeper: &'static Keeper,
     record: &'static GateThread,
     context: &mut SignalContext,
     nr: usize,
@@ -24,7 +24,7 @@ pub fn needs_no_context(nr: usize, args: &[usize; 6]) -> bool {
 
 /// Makes a call from a patched site. Returns `None` if the call must trap instead.
 pub fn make_without_context(
-    keeper: &dyn Keeper,
+    keeper: &Keeper,
     record: &GateThread,
     nr: usize,
     args: &[usize; 6],

@@ -26,8 +26,9 @@ mod arm_running;
 mod start;
 
 pub use keeper::{
-    BadAddress, ErrandServer, Keeper, KeeperCall, KeeperFault, KeeperHold, NamedSpan, Names,
-    NoHoldRoom, OtherProcess, RefusedCall,
+    AnyRights, BadAddress, ChildKeeper, ErrandServer, HoldKeeper, Keeper, KeeperCall, KeeperFault,
+    KeeperHold, LifeKeeper, NamedSpan, Names, NoHoldRoom, NoServer, NoThreads, OtherProcess,
+    PageKeeper, RefusedCall, RightsKeeper, ThreadKeeper,
 };
 pub use patch::{keep_room, note_entry};
 pub use record::{ProgramPlace, TakenPlace};

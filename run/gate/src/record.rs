@@ -432,7 +432,7 @@ impl<T: Copy> StartCell<T> {
 }
 
 /// The owner of the program's memory.
-pub(crate) static KEEPER: StartCell<&'static dyn Keeper> = StartCell::new();
+pub(crate) static KEEPER: StartCell<&'static Keeper> = StartCell::new();
 
 /// Stops growth of the list of slots until [`resume_growth`], so that a copy of the process has the
 /// whole list.

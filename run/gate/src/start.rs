@@ -28,7 +28,7 @@ use memfold_os::thread::{process_id, thread_count, use_no_counter};
 /// Whether SIGSYS is the gate's.
 static ALARMS: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`Keeper::alarm`]).
+/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`ThreadKeeper::alarm`]).
 pub fn takes_alarms() -> bool {
     ALARMS.load(SeqCst)
 }
@@ -64,7 +64,7 @@ pub struct ArmedProcess {
 ///   by [`crate::apart`] afterwards, or by a call of the gate's own segment.
 /// - The keeper makes system calls only by instructions in the same executable segment.
 /// - The keeper manages no memory until the process is kept.
-pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<ArmedProcess, WhyNot> {
+pub unsafe fn start(keeper: &'static Keeper) -> Result<ArmedProcess, WhyNot> {
     let (own, found) = (process_id(), ARMING.load(SeqCst));
     if found == own || ARMING.compare_exchange(found, own, SeqCst, SeqCst).is_err() {
         return Err(WhyNot::Busy);
@@ -78,7 +78,7 @@ pub unsafe fn start(keeper: &'static dyn Keeper) -> Result<ArmedProcess, WhyNot>
 /// # Safety
 /// - The conditions of [`start`] hold.
 /// - No other thread calls this until [`ARMING`] is 0 again.
-unsafe fn start_alone(keeper: &'static dyn Keeper) -> Result<ArmedProcess, WhyNot> {
+unsafe fn start_alone(keeper: &'static Keeper) -> Result<ArmedProcess, WhyNot> {
     // SAFETY: by the caller's promise this is the only thread that arms.
     unsafe { arm_running::begin() };
     if !user_dispatch::find_range() {
@@ -110,7 +110,7 @@ unsafe fn start_alone(keeper: &'static dyn Keeper) -> Result<ArmedProcess, WhyNo
 /// - The conditions of [`start`] hold.
 /// - The calling thread has all signals blocked, and no other thread arms the process.
 unsafe fn arm(
-    keeper: &'static dyn Keeper,
+    keeper: &'static Keeper,
     record: &'static GateThread,
     mask: u64,
 ) -> Result<(AlternateStack, bool), WhyNot> {
@@ -167,7 +167,7 @@ fn has_others() -> Result<bool, WhyNot> {
 /// - All other threads wait in the handler of `arm_running`, if there are any.
 /// - The conditions of [`start`] hold.
 unsafe fn arm_caller(
-    keeper: &'static dyn Keeper,
+    keeper: &'static Keeper,
     record: &GateThread,
     has_others: bool,
 ) -> Result<(), WhyNot> {

@@ -7,7 +7,7 @@ use crate::call_state::{CALLED_OFF, CallOutcome, CallStage, NEEDS_CONTEXT};
 use crate::dispatcher::{self, make_without_context, needs_no_context};
 use crate::entry;
 use crate::frame::{SignalContext, SignalInfo};
-use crate::keeper::{Keeper, KeeperFault, RefusedCall};
+use crate::keeper::{Keeper, KeeperFault, PageKeeper, RefusedCall};
 use crate::patch;
 use crate::patch::entry::EnteredCall;
 use crate::patch::steps::{Step, StepTrap, learn};
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn on_signal(
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             from_program(keeper, record, context, info)
         }
-        libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
+        libc::SIGBUS | libc::SIGSEGV if served(keeper.pages, context, info) => {}
         _ => deliver(record, context, info),
     }
     if is_retired() {
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn on_signal(
 /// only to the first thread of the process.
 fn on_bare(info: &SignalInfo, context: &mut SignalContext) {
     if info.code == libc::SI_TIMER {
-        return KEEPER.get().into_iter().for_each(|keeper| keeper.alarm());
+        return KEEPER.get().into_iter().for_each(|keeper| keeper.threads.alarm());
     }
     // The handler's own mask leaves SIGSYS open: sent on, it would come here again and again.
     set_signals_blocked(u64::MAX);
@@ -108,25 +108,25 @@ const SEGV_ACCERR: i32 = 2;
 const FETCHED: u64 = 1 << 4;
 
 /// Returns whether the signal was a fault that the keeper has served.
-fn served(keeper: &dyn Keeper, context: &SignalContext, info: &SignalInfo) -> bool {
+fn served(pages: &dyn PageKeeper, context: &SignalContext, info: &SignalInfo) -> bool {
     let (write, protected) = access_of(context.regs.error);
     let address = info.address as usize;
     match info.signal {
         libc::SIGBUS => {
-            info.code == libc::BUS_ADRERR && keeper.fault(KeeperFault { address, write, protected })
+            info.code == libc::BUS_ADRERR && pages.fault(KeeperFault { address, write, protected })
         }
         _ => {
             info.code == SEGV_ACCERR
-                && keeper.hides()
+                && pages.hides()
                 && context.regs.error & FETCHED == 0
-                && keeper.fault(KeeperFault { address, write, protected: false })
+                && pages.fault(KeeperFault { address, write, protected: false })
         }
     }
 }
 
 /// Handles a signal that has interrupted the gate's own code.
 fn in_gate(
-    keeper: &'static dyn Keeper,
+    keeper: &'static Keeper,
     record: &GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
@@ -151,7 +151,7 @@ fn in_gate(
                 Err(e) => -i64::from(e.raw_os_error()) as u64,
             };
         }
-        libc::SIGBUS | libc::SIGSEGV if served(keeper, context, info) => {}
+        libc::SIGBUS | libc::SIGSEGV if served(keeper.pages, context, info) => {}
         // A filter of the program has refused a call. The result reports this to the code that made
         // the call, which knows whether it was the program's.
         libc::SIGSYS if info.refused().is_some() => {
@@ -173,7 +173,7 @@ fn in_gate(
 /// Serves a system call of the program that has trapped, at its own instruction or on the way from
 /// a patched site.
 fn from_program(
-    keeper: &'static dyn Keeper,
+    keeper: &'static Keeper,
     record: &'static GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
@@ -239,7 +239,7 @@ fn passes(record: &GateThread, after: usize) -> bool {
 /// Serves a system call of the program. `context` is the program's state after the call's
 /// instruction.
 fn trapped(
-    keeper: &'static dyn Keeper,
+    keeper: &'static Keeper,
     record: &'static GateThread,
     context: &mut SignalContext,
     info: &SignalInfo,
@@ -258,7 +258,7 @@ fn trapped(
     }
     if (info.call >> 32) as u32 != AUDIT_ARCH_X86_64 {
         // Calls by `int 0x80` have other numbers, and addresses below 4 GiB.
-        keeper.tells(RefusedCall::Int80);
+        keeper.rights.tells(RefusedCall::Int80);
         context.regs.rax = -i64::from(libc::ENOSYS) as u64;
         return;
     }

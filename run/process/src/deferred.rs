@@ -14,11 +14,14 @@
 //! - **What isn't counted.** A process without an engine has no slot in the run's table. So its
 //!   memory, less than [`SMALL_BYTES`] beside its stack, counts only once the census has seen it.
 //! - **A lower limit** reaches a process without an engine at its next call that changes mappings.
+use crate::adoption::look::SizeLooks;
 use crate::diagnostics::unserved::unserved_later;
 use crate::engine::{self, EngineLife};
 use crate::mappings::given::gives;
 use crate::marks::statics;
 use crate::program::{self, LackingEngine, get, open};
+use crate::residency::lender::MemoryLender;
+use crate::restart::EngineRestart;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use memfold_engine::config::Config;
 use memfold_gate::child;
@@ -38,13 +41,13 @@ const SHARE: u64 = 16;
 pub const LIFE: EngineLife = EngineLife {
     create: program::create,
     exists: || get().is_some(),
-    begin_as_child: |stats| program::existing().begin_as_child(stats),
-    go_on: |stats| program::existing().go_on(stats),
+    begin_as_child: |stats| EngineRestart::of(program::existing()).begin_as_child(stats),
+    go_on: |stats| EngineRestart::of(program::existing()).go_on(stats),
     inherit: crate::heir::inherit,
     prepare: crate::threads::raise,
-    lend: |lent| program::existing().lend(lent),
-    end_lending: |lent| program::existing().end_lending(lent),
-    look: |is_rung| program::existing().look(is_rung),
+    lend: |lent| MemoryLender::of(program::existing()).lend(lent),
+    end_lending: |lent| MemoryLender::of(program::existing()).end_lending(lent),
+    look: |is_rung| SizeLooks::of(program::existing()).look(is_rung),
 };
 
 /// The settings for the engine, and the ID of the process that waits for it.

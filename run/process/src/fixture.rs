@@ -3,6 +3,8 @@
 //!
 //! There is no gate and no run: a test makes each call as the gate would, with a closure for the
 //! call itself. No thread handles faults, so a test loads memory before it reads it.
+use crate::adoption::Adoption;
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::ProgramState;
 use crate::program::{ManagedProgram, managed};
 use core::ops::Range;
@@ -14,6 +16,9 @@ use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::vec::Vec;
+
+/// The limit of each program, bytes.
+pub const LIMIT: u64 = 1 << 29;
 
 /// Pages on both sides of a test's memory that are left inaccessible.
 const GUARD: usize = 16;
@@ -36,13 +41,13 @@ fn unforked<T>(what: impl FnOnce() -> T) -> T {
 
 fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
     let mut config = Config::new(1 << 30);
-    config.limit_bytes = Some(1 << 29);
+    config.limit_bytes = Some(LIMIT);
     config.delivery = Delivery::Gate;
     config.by_protection = by_protection;
     let program = managed(config);
     assert!(program.is_some() || !by_protection, "/proc/self/mem can be opened");
     if let Some(program) = program {
-        std::thread::spawn(|| program.paging.read_moves());
+        std::thread::spawn(|| program.memory().paging().read_moves());
     }
     program
 }
@@ -117,7 +122,7 @@ pub struct Calls(pub &'static ManagedProgram);
 impl Calls {
     /// Makes a call as the gate does.
     pub fn call(self, nr: i64, args: [usize; 6]) -> isize {
-        self.0.change(nr as usize, &args, &mut |args| raw(nr, *args))
+        ChangeCalls::of(self.0).change(nr as usize, &args, &mut |args| raw(nr, *args))
     }
 
     /// Maps fresh memory at a place, with additional flags.
@@ -133,9 +138,9 @@ impl Calls {
         assert_eq!(self.map_with(range, access, 0), range.start as isize);
         // New managed memory is filled by faults, which no thread handles here. So it is written
         // while it is unmanaged.
-        self.0.leave(range);
+        self.0.memory().leave(range);
         self.write(range, 0);
-        self.with_state(|state| self.0.adopt(state, range));
+        self.with_state(|state| Adoption::of(self.0).adopt(state, range));
         assert_eq!(self.managed(range), [range.clone()]);
     }
 
@@ -155,21 +160,27 @@ impl Calls {
     /// Folds the managed parts of a range. The kernel may use a page for a moment, so folding is
     /// repeated until no page is resident.
     pub fn fold(self, range: &Range<usize>) {
-        let is_home = |page: usize| self.0.pagemap.is_populated(page);
+        let is_home = |page: usize| self.0.memory().pagemap().is_populated(page);
         let managed = self.managed(range);
         while managed.iter().any(|part| part.clone().step_by(PAGE_SIZE).any(is_home)) {
-            self.0.pager.mappings().page_out_at(range.clone());
+            self.0.pager().mappings().page_out_at(range.clone());
         }
     }
 
     /// Returns the managed parts of a range.
     pub fn managed(self, range: &Range<usize>) -> Vec<Range<usize>> {
-        self.0.pager.mappings().managed_parts(range)
+        self.0.pager().mappings().managed_parts(range)
+    }
+
+    /// Returns the parts of a range where the program handles faults itself.
+    pub fn own_faults(self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let memory = self.0.memory();
+        self.with_state(|state| memory.before(state, core::slice::from_ref(range)).faults)
     }
 
     /// Calls `with` with the locked state.
     pub fn with_state<T>(self, with: impl FnOnce(&mut ProgramState) -> T) -> T {
-        with(&mut self.0.state.lock())
+        with(&mut self.0.memory().state().lock())
     }
 
     /// Writes a distinct number to each page of a range that is not managed, from `first + 1` on.
@@ -182,7 +193,7 @@ impl Calls {
 
     /// Loads a range into memory, and returns the numbers in its pages.
     pub fn read(self, range: &Range<usize>) -> Vec<usize> {
-        self.0.leave(range);
+        self.0.memory().leave(range);
         let pages = range.clone().step_by(PAGE_SIZE);
         // SAFETY: the page is the test's own and readable, and `page` is aligned.
         pages.map(|page| unsafe { (page as *const usize).read_volatile() }).collect()

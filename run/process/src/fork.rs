@@ -19,27 +19,24 @@
 //!
 //! With a swap file the child continues to read its parent's file and its objects in a remote
 //! store. It writes to a file of its own (`engine/swap/src/swap/fork.rs`).
+use crate::adoption::Adoption;
 use crate::diagnostics::unserved::unserved_later;
+use crate::heap::{allow_allocation, forbid_allocation};
 use crate::limits;
 use crate::marks::state::{MemoryMark, ProgramState};
-use crate::program::{MARK, ManagedProgram, abandon};
+use crate::program::{MARK, ManagedProgram, ProgramMemory, ProgramRelations, abandon};
 use crate::size::process_size;
 use crate::{diagnostics, engine};
 use core::mem::forget;
-use core::sync::atomic::Ordering::SeqCst;
-use core::time::Duration;
 use memfold_engine::config::Size;
 use memfold_engine::known::TOP;
+use memfold_engine::pager::Pager;
 use memfold_gate::{touch, write_bytes};
 use memfold_os::memory::huge;
 use memfold_os::raw::{is_resident, system_call};
-use memfold_os::thread::{bare, now_ns};
+use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
-use memfold_swap::remote::Remote;
-
-/// How long to wait for the remote store's service, which may be stopped.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Returns whether the kernel may have swapped pages out.
 fn may_be_swapped() -> bool {
@@ -50,13 +47,34 @@ fn may_be_swapped() -> bool {
     asked.is_err() || about.totalswap > 0
 }
 
-impl ManagedProgram {
+/// A copy of the process by fork, with the engine in it.
+#[derive(Copy, Clone)]
+pub struct ForkCopy<'a> {
+    program: &'a ManagedProgram,
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    relations: &'a ProgramRelations,
+    adoption: Adoption<'a>,
+}
+
+impl ForkCopy<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> ForkCopy<'_> {
+        ForkCopy {
+            program,
+            pager: program.pager(),
+            memory: program.memory(),
+            relations: program.relations(),
+            adoption: Adoption::of(program),
+        }
+    }
+
     /// Prepares for a copy of the process.
     pub fn begin_copy(&self) {
-        forget(self.state.lock());
+        forget(self.memory.state().lock());
         member::note_fork();
         // SAFETY: the lock was taken above.
-        unsafe { self.state.peek_mut() }.level.sharers = member::sharers() + 1;
+        unsafe { self.memory.state().peek_mut() }.level.sharers = member::sharers() + 1;
         let may_bring = |bytes| {
             let available = process_size::available_bytes();
             if bytes > available && available > 0 {
@@ -67,22 +85,17 @@ impl ManagedProgram {
                 ));
             }
         };
-        self.pager.fork().begin_copy(|| self.child_reaches_store(), may_bring);
+        self.pager.fork().begin_copy(|| self.relations.child_reaches_store(), may_bring);
         // A thread that has this lock allocates.
-        forget(self.faults_of_program.lock());
-        self.forbid_allocation();
+        self.memory.lock_faults();
+        forbid_allocation();
         MARK.renew();
     }
 
-    /// Returns whether all memory has been copied since [`ManagedProgram::begin_copy`]. The kernel
+    /// Returns whether all memory has been copied since [`ForkCopy::begin_copy`]. The kernel
     /// shows no page while it copies.
     pub fn is_copied(&self) -> bool {
-        self.waits_in_copy() && MARK.is_copied(&self.pagemap)
-    }
-
-    /// Returns whether a userfaultfd of the program gets an event for each copy.
-    pub fn waits_in_copy(&self) -> bool {
-        self.tells_of_copies.load(SeqCst)
+        self.relations.tells_of_copies() && MARK.is_copied(self.memory.pagemap())
     }
 
     /// Ends a copy. `result` is that of the call: 0 in the child. In the parent any thread may call
@@ -91,7 +104,7 @@ impl ManagedProgram {
         // SAFETY: `begin_copy` forbade both, and this is the one call that allows them in this
         // process. The child has its own copy of the locks.
         unsafe {
-            self.allow_allocation();
+            allow_allocation();
             self.pager.fork().allow_requests();
         }
         if result == 0 {
@@ -101,15 +114,15 @@ impl ManagedProgram {
         // in each of the two processes.
         unsafe {
             if result > 0 {
-                self.state.peek_mut().level.sharing.note_fork(now_ns(), None);
+                self.memory.state().peek_mut().level.sharing.note_fork(now_ns(), None);
             }
-            let sharers = self.state.peek_mut().level.sharers;
+            let sharers = self.memory.state().peek_mut().level.sharers;
             self.pager.fork().end_copy(result == 0, sharers);
             if result == 0 {
-                self.charge_copies(self.state.peek_mut());
+                self.charge_copies(self.memory.state().peek_mut());
             }
-            self.faults_of_program.unlock();
-            self.state.unlock();
+            self.memory.unlock_faults();
+            self.memory.state().unlock();
         }
         if result > 0 {
             engine::end_rest();
@@ -121,9 +134,9 @@ impl ManagedProgram {
     /// now on, and each copy is charged when it is made. The caller is the program's only thread.
     fn charge_copies(&self, state: &mut ProgramState) {
         let is_bounded = self.pager.limits().is_bounded();
-        let pays = is_bounded && !state.level.is_prepaid() && !self.paging.hides();
-        if pays && !self.is_managing() {
-            self.begin_managing(state);
+        let pays = is_bounded && !state.level.is_prepaid() && !self.memory.paging().hides();
+        if pays && !self.memory.is_managing() {
+            self.adoption.begin_managing(state);
         }
         match self.pager.fork().charge_copies(pays) {
             Ok(()) if pays => drop(state.level.sharing.begin_paying()),
@@ -134,27 +147,15 @@ impl ManagedProgram {
         }
     }
 
-    /// Returns whether a child of the calling thread would reach the remote store's service. A
-    /// thread with the rights of the child tries it.
-    fn child_reaches_store(&self) -> bool {
-        let tried = self.remote.as_ref().map(|remote| {
-            bare::once(
-                c"memfold-try",
-                || !matches!(remote.keep(PATIENCE), Err(failure) if failure.is_cut),
-            )
-        });
-        tried.is_some_and(|tried| tried == Ok(true))
-    }
-
     fn begin_child(&self) {
         member::begin_as_child();
-        if let Some(file) = &self.file {
+        if self.relations.has_file() {
             // SAFETY: this is the only thread, and nothing was transferred yet.
-            unsafe { file.leave_rings() };
+            unsafe { self.relations.leave_rings() };
             self.pager.fork().set_alone(true);
         }
         // SAFETY: this is the only thread, and it holds the lock.
-        let state = unsafe { self.state.peek_mut() };
+        let state = unsafe { self.memory.state().peek_mut() };
         state.forget_apart();
         let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
         ended.iter().for_each(|range| state.forget(range));
@@ -165,25 +166,26 @@ impl ManagedProgram {
         }
         // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe { self.pager.fork().end_in_child(&ended) };
-        // The child's file must be open before anything is read from it.
-        self.begin_file();
-        let knows_pages = self.pagemap.reopen().is_ok();
+        // The child's file must be open before anything is read from it. SAFETY: this is the only
+        // thread of the child, and `leave_rings` was called above.
+        unsafe { self.relations.begin_in_child(self.pager) };
+        let knows_pages = self.memory.pagemap().reopen().is_ok();
         // SAFETY: this is the only thread.
-        let _ = unsafe { self.maps.reopen() };
-        if let Err(e) = self.paging.reopen() {
+        let _ = unsafe { self.memory.maps().reopen() };
+        if let Err(e) = self.memory.paging().reopen() {
             self.bring_home(knows_pages);
-            self.remote.iter().for_each(|remote| remote.close());
+            self.relations.close_remote();
             abandon();
             return unserved_later(format_args!("in a child of fork: {e}"));
         }
-        self.keep_descriptors();
+        self.program.keep_descriptors();
         let (start, len) = self.pager.frames_zone();
-        let mut done = self.paging.register_frames(start, len);
+        let mut done = self.memory.paging().register_frames(start, len);
         // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe {
-            self.pager.fork().begin_in_child(&self.pagemap, |start, end| {
+            self.pager.fork().begin_in_child(self.memory.pagemap(), |start, end| {
                 done = done.and_then(|()| {
-                    self.paging.register_in_child(&(start..end), self.pager.protects())
+                    self.memory.paging().register_in_child(&(start..end), self.pager.protects())
                 });
             });
         }
@@ -213,8 +215,8 @@ impl ManagedProgram {
         // SAFETY: this is the only thread, and the caller abandons the engine.
         unsafe {
             self.pager.fork().each_area_in_child(|start, end| {
-                if self.paging.hides() {
-                    let _ = self.paging.unregister(&(start..end));
+                if self.memory.paging().hides() {
+                    let _ = self.memory.paging().unregister(&(start..end));
                 }
                 if away > 0 {
                     // Otherwise the kernel may map zeros around a page that is put, in pages that
@@ -225,8 +227,11 @@ impl ManagedProgram {
             self.pager.fork().each_away(|page, bytes| {
                 // A resident page is newer than its stored copy. For a page that the kernel has
                 // swapped out, this can't be known.
-                let is_there =
-                    if knows_pages { self.pagemap.is_populated(page) } else { is_resident(page) };
+                let is_there = if knows_pages {
+                    self.memory.pagemap().is_populated(page)
+                } else {
+                    is_resident(page)
+                };
                 if !is_there {
                     self.put(page, core::slice::from_raw_parts(bytes, PAGE_SIZE));
                 }
@@ -240,7 +245,7 @@ impl ManagedProgram {
             return;
         }
         let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
-        let _ = self.maps.each(page, page + 1, |found| access = found.access);
+        let _ = self.memory.maps().each(page, page + 1, |found| access = found.access);
         let protect = |access: i32| {
             // SAFETY: no other thread runs, and the page's access is restored before the program
             // continues.
@@ -252,31 +257,6 @@ impl ManagedProgram {
         if !put || protect(access).is_err() {
             diagnostics::die(format_args!(
                 "A child of fork can't load its folded memory. It is ended before data is lost"
-            ));
-        }
-    }
-
-    /// Begins with a swap file and a remote store in the child.
-    fn begin_file(&self) {
-        let Some(file) = &self.file else { return };
-        let open = |base| {
-            // SAFETY: this is the only thread, and `leave_rings` was called. No transfer is in
-            // progress, and the parent leaves the bytes before `base` unchanged.
-            if let Err(why) = unsafe { file.begin_in_child(base) } {
-                diagnostics::warn(format_args!(
-                    "warning: --swap: a child of fork can't make its swap file: {why}. Data that does not compress stays in memory"
-                ));
-            }
-        };
-        // SAFETY: this is the only thread of the child, so no other thread uses the remote store or
-        // the swap file.
-        let begun = unsafe {
-            let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
-            remote.and_then(|()| self.pager.fork().begin_file_in_child(open))
-        };
-        if let Err(e) = begun {
-            diagnostics::die(format_args!(
-                "A child of fork can't make a key for its swap file: {e}"
             ));
         }
     }

@@ -49,31 +49,28 @@ pub fn inherit() {
 
 fn decide(program: &'static ManagedProgram) {
     let has_ended = bare::await_last_instructions().is_ok();
-    if !has_ended || !program.is_at_rest() {
+    if !has_ended || !is_at_rest(program) {
         return program::lose();
     }
     // SAFETY: the barrier has returned, so no thread of the process that had the engine executes
     // an instruction any more. Its other children touch nothing of the engine.
     unsafe {
-        program.maps.forget_readers();
-        program.pager.fork().inherit();
+        program.memory().maps().forget_readers();
+        program.pager().fork().inherit();
         memfold_gate::succeed();
         // The restarted thread assumes that the thread that starts it holds the lock.
-        forget(program.state.lock());
+        forget(program.memory().state().lock());
         engine::start_in_heir();
-        program.state.unlock();
+        program.memory().state().unlock();
     }
 }
 
-impl ManagedProgram {
-    /// Returns whether no thread is in the middle of work on the engine, or has ended in it.
-    fn is_at_rest(&self) -> bool {
-        !self.state.is_held()
-            && !self.faults_of_program.is_held()
-            && !limits::are_held()
-            && !list_is_held()
-            && !crate::heap::arena().is_held()
-            && memfold_gate::is_at_rest()
-            && self.pager.fork().is_at_rest()
-    }
+/// Returns whether no thread is in the middle of work on the engine, or has ended in it.
+fn is_at_rest(program: &ManagedProgram) -> bool {
+    !program.memory().is_in_change()
+        && !limits::are_held()
+        && !list_is_held()
+        && !crate::heap::arena().is_held()
+        && memfold_gate::is_at_rest()
+        && program.pager().fork().is_at_rest()
 }

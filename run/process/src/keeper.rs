@@ -1,43 +1,33 @@
 //! The keeper: answers to the gate's questions.
+use crate::adoption::Adoption;
+use crate::borrower;
 use crate::diagnostics::{self, warn_once};
-use crate::lending::borrower;
+use crate::fork::ForkCopy;
 use crate::mappings::call::NO_MEMORY;
+use crate::mappings::change::ChangeCalls;
 use crate::mappings::zero_device;
-use crate::marks::state::MemoryMark;
 use crate::marks::statics;
-use crate::program::{LOST, ManagedProgram, get, lost, moves_lost, number_least};
+use crate::program::{LOST, get, lost, moves_lost, number_least};
+use crate::residency::faults::ProgramFaults;
+use crate::residency::holds::{CallHolds, touch_lost};
+use crate::restart::EngineRestart;
 use crate::{deferred, engine, execution::executes, limits, paging, sampling, threads};
 use core::ops::Range;
-use core::sync::atomic::Ordering::SeqCst;
-use memfold_engine::fault::{FaultOutcome, FaultSource, PageFault};
+use memfold_engine::fault::FaultSource;
 use memfold_engine::known::TOP;
 use memfold_gate::child;
-use memfold_gate::touch;
 use memfold_gate::{
-    BadAddress, ErrandServer, Keeper, KeeperCall, KeeperHold, Names, NoHoldRoom, OtherProcess,
-    RefusedCall,
+    BadAddress, ChildKeeper, ErrandServer, HoldKeeper, Keeper, KeeperCall, KeeperHold, LifeKeeper,
+    Names, NoHoldRoom, OtherProcess, PageKeeper, RefusedCall, RightsKeeper, ThreadKeeper,
 };
 use memfold_os::Errno;
-use memfold_os::raw::populates;
+use memfold_os::thread::bare;
 use memfold_os::thread::identity::ThreadRights;
-use memfold_os::thread::{bare, yield_now};
 use memfold_os::units::PAGE_SIZE;
 use memfold_run::member;
 
-/// A piece of a call may hold the limit divided by this, but no less than `PIECE_LEAST` and no more
-/// than `PIECE_MOST` bytes.
-const PIECE_SHARE: u64 = 64;
-const PIECE_LEAST: u64 = 128 << 10;
-const PIECE_MOST: u64 = 4 << 20;
-/// When more than the limit divided by this is held, pieces have `PIECE_SMALL` bytes.
-const HELD_SHARE: u64 = 8;
-const PIECE_SMALL: usize = 64 << 10;
-/// After this many pages of a range that can't be touched, the rest of the range is skipped. The
-/// kernel gets no further in it.
-const BAD_MAX: usize = 8;
-
 /// The keeper of the program that the gate asks.
-pub struct ProgramKeeper;
+struct ProgramKeeper;
 
 /// A call that another task may make, because it concerns the memory that both share.
 struct LentCall<'a>(&'a mut dyn FnMut(&[usize; 6]) -> isize);
@@ -51,205 +41,15 @@ impl LentCall<'_> {
     }
 }
 
-pub static KEEPER: ProgramKeeper = ProgramKeeper;
-
-impl ManagedProgram {
-    /// Returns whether a call must hold a range that it names.
-    pub fn concerns(&self, range: &Range<usize>) -> bool {
-        // Before adoption, any memory may be what will be adopted.
-        range.start < TOP && (!self.is_managing() || self.known.is_set(range))
-    }
-
-    fn hold(
-        &self,
-        names: Names,
-        thread: usize,
-        touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) -> Result<Option<KeeperHold>, NoHoldRoom> {
-        let holds = self.pager.holds();
-        let is_child = child().is_some();
-        if is_child {
-            let mut count = 0;
-            names(&mut |_| count += 1);
-            if !holds.has_room(thread, count, false) {
-                self.try_on_behalf(|| holds.has_room(thread, count, true));
-            }
-        }
-        let mut holding = holds.begin(thread);
-        names(&mut |span| {
-            let range = span.start..span.start + span.len;
-            if self.concerns(&range) {
-                holding.push(range, span.write);
-            }
-        });
-        let Some(hold) = holding.publish().map_err(|_| NoHoldRoom)? else { return Ok(None) };
-        if is_child {
-            // An evictor that has ended with its process never unmarks its pages.
-            holds.wait_by_looking(hold, || {
-                if bare::life() == 0 {
-                    engine::inherit();
-                }
-                get().is_none()
-            });
-        } else {
-            holds.wait(hold);
-        }
-        if self.is_managing() {
-            self.pager.gauges().note_held();
-            holds.each(hold, |pages, write| self.touch_all(pages, write, touch));
-        }
-        Ok(Some(KeeperHold(hold.0)))
-    }
-
-    /// Returns the most bytes that a piece of a call should hold.
-    pub fn piece_bytes(&self) -> usize {
-        if !self.is_managing() {
-            return usize::MAX;
-        }
-        let bound = self.pager.limits().bound_bytes();
-        if self.pager.holds().held_bytes() > bound / HELD_SHARE {
-            return PIECE_SMALL;
-        }
-        (bound / PIECE_SHARE).clamp(PIECE_LEAST, PIECE_MOST) as usize
-    }
-
-    fn touch_all(
-        &self,
-        pages: Range<usize>,
-        write: bool,
-        touch: fn(usize, bool) -> Result<(), BadAddress>,
-    ) {
-        let (mut at, mut bad) = (pages.start, 0);
-        while at < pages.end.min(TOP) && bad < BAD_MAX {
-            if !self.known.is_set(&(at..at + 1)) {
-                at += PAGE_SIZE;
-                continue;
-            }
-            let found = self.try_on_behalf(|| self.pager.mappings().run_at(at));
-            // A child of vfork that has lost the engine touches all that may be folded.
-            let (is_managed, end) = found.unwrap_or((true, at + PAGE_SIZE));
-            let end = end.min(pages.end).min(TOP);
-            // Unmanaged memory is left to the kernel: a write here would change a file, or end
-            // sharing. Only where memory is hidden, unmanaged memory may be hidden too. And unmanaged
-            // memory may be registered.
-            let may_be_missing = self.paging.hides() || self.may_stay_registered.load(SeqCst);
-            if is_managed || may_be_missing {
-                let mut run = (at..end).step_by(PAGE_SIZE);
-                let touched = |page: usize| touch(page, write && is_managed);
-                bad +=
-                    run.by_ref().filter(|page| touched(*page).is_err()).take(BAD_MAX - bad).count();
-            }
-            at = end;
-        }
-    }
-
-    /// Serves a fault. Returns whether that is done, and where the page came from.
-    pub fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
-        let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
-        if self.paging.is_tight() {
-            self.show_before(addr);
-        }
-        loop {
-            match self.pager.faults().fault_from(PageFault { addr, write, protected }) {
-                (FaultOutcome::Yes, source) => return (true, source),
-                (FaultOutcome::Again, _) => yield_now(),
-                (FaultOutcome::NotManaged, source) => return (self.fault_elsewhere(addr), source),
-            }
-        }
-    }
-
-    /// Loads the hidden memory before an address, from the start of its mapping on, block by block.
-    /// Each block continues shown memory, so it needs no further mapping.
-    fn show_before(&self, addr: usize) {
-        let block = addr & !(self.config.block_order.bytes() - 1);
-        loop {
-            let mut first = addr;
-            let _ = self.maps.each(addr, addr + 1, |found| {
-                if found.access == libc::PROT_NONE {
-                    first = found.start;
-                }
-            });
-            let fault = PageFault { addr: first, ..PageFault::default() };
-            if first >= block || self.pager.faults().fault(fault) == FaultOutcome::NotManaged {
-                return;
-            }
-        }
-    }
-
-    /// Returns whether an access that faulted in unmanaged memory must be tried again, because the
-    /// memory has left management since. Otherwise the fault is the program's own.
-    fn fault_elsewhere(&self, addr: usize) -> bool {
-        let page = addr & !(PAGE_SIZE - 1);
-        if !self.known.is_set(&(page..page + PAGE_SIZE)) {
-            return false;
-        }
-        if !self.faults_of_program.lock().within(&(page..page + PAGE_SIZE)).is_empty() {
-            return false;
-        }
-        if self.paging.fills(page) {
-            return true;
-        }
-        let mut may_be = false;
-        // Where memory is hidden, the program's own errors raise the same signal.
-        let hides = self.paging.hides();
-        match self.maps.each(page, page + 1, |found| {
-            may_be |= found.anonymous && (!hides || self.suits(found.access));
-        }) {
-            Ok(()) => may_be,
-            // Without a map, an access that the kernel now allows isn't the program's error.
-            Err(_) => {
-                populates(page, false) || self.pager.mappings().touches(&(page..page + PAGE_SIZE))
-            }
-        }
-    }
-
-    /// Serves a fault in a child of vfork that has lost this engine. A page that is only
-    /// write-protected is resident, and a page that was never touched is zeros.
-    fn fault_when_lost(&self, fault: memfold_gate::KeeperFault) -> bool {
-        let page = fault.address & !(PAGE_SIZE - 1);
-        if !self.known.is_set(&(page..page + 1)) {
-            return false;
-        }
-        // SAFETY: all threads that change the engine have ended. A child that has lost it changes
-        // nothing.
-        let is_zeros = || unsafe { self.pager.fork().is_untouched(page) };
-        let is_served = match fault.protected {
-            true => self.paging.unprotect(page).is_ok(),
-            // The page may be there by now, because another child has touched it.
-            false => is_zeros() && (self.paging.opens(page) || self.pagemap.is_populated(page)),
-        };
-        if !is_served {
-            diagnostics::die(format_args!("{LOST}"));
-        }
-        true
-    }
-
-    fn refused(&self, nr: usize, name: &str, words: &[usize]) {
-        let is_missing = |word: &&usize| {
-            let page = **word & !(PAGE_SIZE - 1);
-            page < TOP
-                && self.known.is_set(&(page..page + PAGE_SIZE))
-                && self.pager.mappings().touches(&(page..page + PAGE_SIZE))
-                && !self.pagemap.is_populated(page)
-                // If the program itself may not write there, the kernel is right to refuse.
-                && touch(page, true).is_ok()
-        };
-        if let Some(word) = words.iter().find(is_missing) {
-            memfold_stats::add(&self.pager.stats().calls_refused, 1);
-            diagnostics::warn(format_args!(
-                "warning: System call {nr} ({name}) failed because of folded memory at {word:#x}. This is a bug of memfold; please report it"
-            ));
-        }
-    }
-
-    fn never_fold(&self, range: Range<usize>) {
-        let mut state = self.state.lock();
-        state.marked(MemoryMark::Own).add(range.clone());
-        if self.is_managing() && self.pager.mappings().touches(&range) {
-            self.leave(&range);
-        }
-    }
-}
+/// The keeper that the gate asks, in parts.
+pub static KEEPER: Keeper = Keeper {
+    holds: &ProgramKeeper,
+    pages: &ProgramKeeper,
+    life: &ProgramKeeper,
+    children: &ProgramKeeper,
+    rights: &ProgramKeeper,
+    threads: &ProgramKeeper,
+};
 
 /// Returns the pages of a range of bytes.
 fn pages_around(start: usize, len: usize) -> Range<usize> {
@@ -257,22 +57,11 @@ fn pages_around(start: usize, len: usize) -> Range<usize> {
     start & !(PAGE_SIZE - 1)..end.next_multiple_of(PAGE_SIZE)
 }
 
-/// Touches what a call names, in a child of vfork that has lost the engine. So it ends with a message
-/// if a part is folded.
-fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>) {
-    let Some(program) = lost() else { return };
-    names(&mut |span| {
-        let pages = span.start & !(PAGE_SIZE - 1)..span.start.saturating_add(span.len).min(TOP);
-        let known =
-            pages.step_by(PAGE_SIZE).filter(|page| program.known.is_set(&(*page..page + 1)));
-        let touched = |page: &usize| touch(*page, span.write).is_err();
-        let _ = known.filter(touched).take(BAD_MAX).count();
-    });
-}
-
-impl Keeper for ProgramKeeper {
+impl HoldKeeper for ProgramKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
-        get().is_some_and(|gated| len > 0 && gated.concerns(&(start..start.saturating_add(len))))
+        get().is_some_and(|program| {
+            len > 0 && program.memory().concerns(&(start..start.saturating_add(len)))
+        })
     }
 
     fn hold(
@@ -282,7 +71,7 @@ impl Keeper for ProgramKeeper {
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<KeeperHold>, NoHoldRoom> {
         match get() {
-            Some(gated) => gated.hold(names, thread, touch),
+            Some(program) => CallHolds::of(program).hold(names, thread, touch),
             None => {
                 touch_lost(names, touch);
                 Ok(None)
@@ -291,13 +80,9 @@ impl Keeper for ProgramKeeper {
     }
 
     fn release(&self, hold: KeeperHold) {
-        if let Some(gated) = get() {
-            gated.pager.holds().release(memfold_engine::holds::HoldId(hold.0));
+        if let Some(program) = get() {
+            program.pager().holds().release(memfold_engine::holds::HoldId(hold.0));
         }
-    }
-
-    fn piece_bytes(&self) -> usize {
-        get().map_or(usize::MAX, ManagedProgram::piece_bytes)
     }
 
     fn lent(
@@ -310,9 +95,37 @@ impl Keeper for ProgramKeeper {
         borrower::borrow(process, parts, write, make)
     }
 
+    fn piece_bytes(&self) -> usize {
+        get().map_or(usize::MAX, |program| CallHolds::of(program).piece_bytes())
+    }
+
     fn refused(&self, nr: usize, name: &str, words: &[usize]) {
-        if let Some(gated) = get().filter(|gated| gated.is_managing()) {
-            gated.try_on_behalf(|| gated.refused(nr, name, words));
+        if let Some(program) = get().filter(|program| program.memory().is_managing()) {
+            program.threads().try_on_behalf(|| CallHolds::of(program).refused(nr, name, words));
+        }
+    }
+}
+
+impl PageKeeper for ProgramKeeper {
+    fn hides(&self) -> bool {
+        get().or(lost()).is_some_and(|program| program.memory().paging().hides())
+    }
+
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
+        let Some(program) = get() else {
+            return lost().is_some_and(|program| ProgramFaults::of(program).fault_when_lost(fault));
+        };
+        // If the parent of a child of vfork ends, the child tries its access again.
+        let again = (true, FaultSource::Other);
+        let serve = || {
+            program
+                .threads()
+                .try_on_behalf(|| ProgramFaults::of(program).fault(fault))
+                .unwrap_or(again)
+        };
+        match sampling::due() {
+            Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
+            None => serve().0,
         }
     }
 
@@ -327,16 +140,42 @@ impl Keeper for ProgramKeeper {
             deferred::see(nr, args);
         }
         let mut make = LentCall(make);
-        let Some(gated) = get() else {
+        let Some(program) = get() else {
             let made = if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
             deferred::seen(nr, args, made);
             return made;
         };
-        let made = gated.change(nr, args, &mut |args| make.make(args));
+        let made = ChangeCalls::of(program).change(nr, args, &mut |args| make.make(args));
         sampling::note_mapping(nr, args, made);
         made
     }
 
+    fn never_fold(&self, start: usize, len: usize) {
+        let range = pages_around(start, len);
+        match get() {
+            _ if len == 0 => {}
+            Some(program) => {
+                _ = program.threads().try_on_behalf(|| Adoption::of(program).never_fold(range))
+            }
+            // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
+            // which waits.
+            None if deferred::is_waiting() && child().is_none() => statics::keep(range),
+            None => {}
+        }
+    }
+
+    fn keep_all(&self, keep: bool) {
+        if let Some(holds) = get().map(|program| program.pager().holds()) {
+            if keep { holds.stop_eviction() } else { holds.allow_eviction() }
+        }
+    }
+
+    fn keep_home(&self, keep: bool) -> bool {
+        get().is_none_or(|program| Adoption::of(program).keep_home(keep))
+    }
+}
+
+impl LifeKeeper for ProgramKeeper {
     fn expect_copy(&self) {
         if deferred::is_waiting() && child().is_none() {
             deferred::expect_copy();
@@ -349,14 +188,14 @@ impl Keeper for ProgramKeeper {
             diagnostics::die(format_args!("{LOST}"));
         }
         limits::stop();
-        if let Some(gated) = get() {
-            gated.begin_copy();
+        if let Some(program) = get() {
+            ForkCopy::of(program).begin_copy();
         }
     }
 
     fn end_copy(&self, made: isize) {
         match get() {
-            Some(gated) => gated.end_copy(made),
+            Some(program) => ForkCopy::of(program).end_copy(made),
             None if made == 0 && deferred::is_waiting() => deferred::begin_as_child(),
             None => {}
         }
@@ -365,17 +204,86 @@ impl Keeper for ProgramKeeper {
         unsafe { limits::resume(made == 0) };
     }
 
+    fn execute(
+        &self,
+        nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        executes::execute(nr, args, make)
+    }
+
+    fn owns_descriptor(&self, fd: i32) -> bool {
+        fd >= 0 && fd == member::link() || get().is_some_and(|program| program.owns(fd))
+    }
+
+    fn ends(&self) {
+        if child().is_some() {
+            // Everything that the child leaves behind belongs to its parent.
+            return;
+        }
+        if let Some(program) = get() {
+            // A filter may kill a thread that asks for CPU times.
+            if !program.threads().is_filtered() {
+                program.pager().gauges().note_cost();
+            }
+            program.publish_last(|| {});
+        }
+    }
+}
+
+impl ChildKeeper for ProgramKeeper {
+    fn has_child(&self) {
+        if let Some(program) = get() {
+            program.threads().start_serving(program.memory().state());
+        }
+    }
+
+    fn has_no_child(&self, number: usize) {
+        if let Some(program) = get() {
+            program.threads().try_on_behalf(|| Adoption::of(program).end_child(number));
+        }
+    }
+
+    fn server(&self) -> Option<ErrandServer> {
+        if get().is_some_and(|program| program.threads().serves_errands())
+            && child().is_some()
+            && bare::life() == 0
+        {
+            engine::inherit();
+        }
+        get().filter(|program| program.threads().serves_errands()).map(|_| threads::SERVER)
+    }
+
     fn waits_in_copy(&self) -> bool {
-        get().is_some_and(ManagedProgram::waits_in_copy)
+        get().is_some_and(|program| program.relations().tells_of_copies())
     }
 
     fn is_copied(&self) -> bool {
-        get().is_some_and(ManagedProgram::is_copied)
+        get().is_some_and(|program| ForkCopy::of(program).is_copied())
     }
+}
 
+impl RightsKeeper for ProgramKeeper {
     fn last_chance(&self) {
         if deferred::is_waiting() && child().is_none() {
             deferred::begin();
+        }
+    }
+
+    fn give_up_rights(&self) {
+        if child().is_some() || !member::has_given_up() {
+            return;
+        }
+        let done = match get() {
+            Some(program) => ThreadRights::own()
+                .and_then(|rights| EngineRestart::of(program).give_up_rights(&rights)),
+            None => member::change_user().map(drop),
+        };
+        if let Err(e) = done {
+            diagnostics::die(format_args!(
+                "Discarding memory that the program discarded failed: {e}"
+            ));
         }
     }
 
@@ -388,15 +296,14 @@ impl Keeper for ProgramKeeper {
     }
 
     fn filtered(&self) {
-        if let Some(gated) = get().filter(|_| child().is_none()) {
-            gated.filtered.store(true, SeqCst);
-            gated.has_own_filter.store(true, SeqCst);
+        if let Some(program) = get().filter(|_| child().is_none()) {
+            program.threads().note_filter();
         }
     }
 
     fn each_call(&self, of_all: bool, each: &mut dyn FnMut(&KeeperCall)) {
         let by_protection = match get() {
-            Some(gated) => Some(gated.paging.hides()),
+            Some(program) => Some(program.memory().paging().hides()),
             // A child of vfork takes no lock, and there is no engine that it needs.
             None if child().is_some() => None,
             None => deferred::is_by_protection(),
@@ -410,107 +317,11 @@ impl Keeper for ProgramKeeper {
         true
     }
 
-    fn end_alarms(&self) {
-        // Without an engine no thread has alarms.
-        if get().is_some() {
-            engine::end_alarms();
-        }
-    }
-
     fn retire(&self) {
         match get() {
-            Some(gated) => gated.retire(),
+            Some(program) => EngineRestart::of(program).retire(),
             None => drop(deferred::give_up()),
         }
-    }
-
-    fn has_child(&self) {
-        if let Some(gated) = get() {
-            gated.start_serving();
-        }
-    }
-
-    fn has_no_child(&self, number: usize) {
-        if let Some(gated) = get() {
-            gated.try_on_behalf(|| gated.end_child(number));
-        }
-    }
-
-    fn server(&self) -> Option<ErrandServer> {
-        if get().is_some_and(|gated| gated.serves_errands.load(SeqCst))
-            && child().is_some()
-            && bare::life() == 0
-        {
-            engine::inherit();
-        }
-        get().filter(|gated| gated.serves_errands.load(SeqCst)).map(|_| threads::SERVER)
-    }
-
-    fn hides(&self) -> bool {
-        get().or(lost()).is_some_and(|gated| gated.paging.hides())
-    }
-
-    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
-        let Some(gated) = get() else {
-            return lost().is_some_and(|program| program.fault_when_lost(fault));
-        };
-        // If the parent of a child of vfork ends, the child tries its access again.
-        let again = (true, FaultSource::Other);
-        let serve = || gated.try_on_behalf(|| gated.fault(fault)).unwrap_or(again);
-        match sampling::due() {
-            Some(ring) => sampling::serve_sampled(ring, fault.address, serve),
-            None => serve().0,
-        }
-    }
-
-    fn never_fold(&self, start: usize, len: usize) {
-        let range = pages_around(start, len);
-        match get() {
-            _ if len == 0 => {}
-            Some(gated) => _ = gated.try_on_behalf(|| gated.never_fold(range)),
-            // A child of vfork takes no lock, because it may be killed. Its memory is its parent's,
-            // which waits.
-            None if deferred::is_waiting() && child().is_none() => statics::keep(range),
-            None => {}
-        }
-    }
-
-    fn owns_descriptor(&self, fd: i32) -> bool {
-        fd >= 0 && fd == member::link() || get().is_some_and(|gated| gated.owns(fd))
-    }
-
-    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
-        match get() {
-            Some(gated) => gated.alone(make),
-            None => make(),
-        }
-    }
-
-    fn give_up_rights(&self) {
-        if child().is_some() || !member::has_given_up() {
-            return;
-        }
-        let done = match get() {
-            Some(program) => ThreadRights::own().and_then(|rights| program.give_up_rights(&rights)),
-            None => member::change_user().map(drop),
-        };
-        if let Err(e) = done {
-            diagnostics::die(format_args!(
-                "Discarding memory that the program discarded failed: {e}"
-            ));
-        }
-    }
-
-    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
-        limits::limit(resource, new)
-    }
-
-    fn threads(&self) -> usize {
-        bare::count()
-    }
-
-    fn owns_thread(&self, number: u32) -> bool {
-        bare::has(number)
     }
 
     fn tells(&self, what: RefusedCall) {
@@ -534,41 +345,36 @@ impl Keeper for ProgramKeeper {
             )),
         }
     }
+}
 
-    fn execute(
-        &self,
-        nr: usize,
-        args: &[usize; 6],
-        make: &mut dyn FnMut(&[usize; 6]) -> isize,
-    ) -> isize {
-        executes::execute(nr, args, make)
+impl ThreadKeeper for ProgramKeeper {
+    fn count(&self) -> usize {
+        bare::count()
     }
 
-    fn keep_all(&self, keep: bool) {
-        if let Some(holds) = get().map(|gated| gated.pager.holds()) {
-            if keep { holds.stop_eviction() } else { holds.allow_eviction() }
-        }
-    }
-
-    fn keep_home(&self, keep: bool) -> bool {
-        get().is_none_or(|gated| gated.keep_home(keep))
+    fn owns_thread(&self, number: u32) -> bool {
+        bare::has(number)
     }
 
     fn alarm(&self) {
         engine::end_own_rest();
     }
 
-    fn ends(&self) {
-        if child().is_some() {
-            // Everything that the child leaves behind belongs to its parent.
-            return;
+    fn end_alarms(&self) {
+        // Without an engine no thread has alarms.
+        if get().is_some() {
+            engine::end_alarms();
         }
-        if let Some(gated) = get() {
-            // A filter may kill a thread that asks for CPU times.
-            if !gated.filtered.load(SeqCst) {
-                gated.pager.gauges().note_cost();
-            }
-            gated.publish_last(|| {});
+    }
+
+    fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
+        match get() {
+            Some(program) => EngineRestart::of(program).alone(make),
+            None => make(),
         }
+    }
+
+    fn limit(&self, resource: u32, new: Option<[u64; 2]>) -> Result<[u64; 2], Errno> {
+        limits::limit(resource, new)
     }
 }

@@ -7,7 +7,7 @@
 //!   the adoption have published what they name, and missing pages of it are made present before
 //!   it is registered. From then on the kernel's own faults are not handled.
 //! - **Areas change with the call** (`mappings/change.rs`, `engine/engine/src/mappings/calls.rs`). All
-//!   calls that change mappings take `ManagedProgram::state`, so only one runs at a time. They make
+//!   calls that change mappings take `ProgramMemory::state`, so only one runs at a time. They make
 //!   the call with the engine's areas locked. So the engine's areas are never older or newer than
 //!   the kernel's map.
 //! - **Memory that may be managed, now or later, is known** (`engine/engine/src/known.rs`). For all other
@@ -15,7 +15,7 @@
 //! - A thread that holds `state` may fault, because handling a fault takes no lock above the areas.
 //!   A thread that holds the areas must not fault, and touches none of the program's memory.
 //! - Below `--adopt-at`, a program's calls pass and nothing is registered until it maps more than
-//!   the limit allows (`ManagedProgram::expect`). A small program has no engine yet
+//!   the limit allows (`Adoption::expect`). A small program has no engine yet
 //!   (`deferred.rs`).
 //!
 //! # Descriptors
@@ -62,20 +62,22 @@ mod loader;
 mod heap;
 mod request;
 mod size;
+mod threads;
 mod marks;
 mod paging;
 mod engine;
-mod threads;
 mod program;
 mod adoption;
+mod restart;
 mod limits;
 mod mappings;
 mod fork;
 mod heir;
+mod residency;
 mod execution;
 mod sampling;
 mod deferred;
-mod lending;
+mod borrower;
 mod keeper;
 #[cfg(test)]
 mod fixture;
@@ -153,7 +155,7 @@ fn killing_call(config: &Config) -> Option<&'static str> {
 pub fn finish() {
     // A thread with a filter may make none of these calls.
     if let Some(program) = get().filter(|_| !engine::has_ended() && engine::is_of_this_process()) {
-        program.publish_last(|| program.publish_totals());
+        program.publish_last(|| program.account().publish_totals());
     }
 }
 
@@ -161,13 +163,13 @@ pub fn finish() {
 /// until a program of several threads forks. Returns `false` if this process is not managed.
 pub fn unfold() -> bool {
     let Some(program) = get() else { return false };
-    engine::have_done(|| program.pager.fork().freeze());
+    engine::have_done(|| program.pager().fork().freeze());
     true
 }
 
 /// Ends [`unfold`]: memory is folded as before. Returns `false` if this process is not managed.
 pub fn fold() -> bool {
-    get().map(|program| program.pager.fork().thaw()).is_some()
+    get().map(|program| program.pager().fork().thaw()).is_some()
 }
 
 /// Starts the gate, and the engine unless it can wait. If one of them is unavailable, the program

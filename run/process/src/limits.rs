@@ -169,7 +169,7 @@ static IS_ANY: AtomicBool = AtomicBool::new(false);
 /// Returns the limits that are set, for a child of vfork, which takes no lock. Without an engine it
 /// gets none, and keeps the limits of the kernel.
 fn all_set() -> OwnLimits {
-    let ask = |program: &ManagedProgram| program.try_on_behalf(|| *SET.lock());
+    let ask = |program: &ManagedProgram| program.threads().try_on_behalf(|| *SET.lock());
     get().and_then(ask).unwrap_or(OwnLimits::NONE)
 }
 

@@ -32,22 +32,45 @@ pub fn raise() {
     set_own_nice(NICE);
 }
 
-/// Starts engine threads, the last one first, with the program's nice value. The caller is the
-/// first engine thread. Threads that can't be started stay in `pending`. That is reported once, if
-/// the program is past its limit by then.
-pub fn start_pending(pending: &mut Vec<EngineThread>, nice: i32, is_past: bool, told: &mut bool) {
-    set_own_nice(nice);
-    let mut result = Ok(());
-    while let (Ok(()), Some(next)) = (result, pending.last()) {
-        result = bare::start(next.name, next.main, next.arg);
-        if result.is_ok() {
-            pending.pop();
+/// The start of all engine threads but the first.
+#[derive(Default)]
+pub struct ThreadStart {
+    /// Threads that are still to be started, the next one last; `None` before the first try.
+    pending: Option<Vec<EngineThread>>,
+    /// Whether it was reported that they can't be started.
+    is_reported: bool,
+}
+
+impl ThreadStart {
+    /// Starts the engine threads with the program's nice value. The caller is the first engine
+    /// thread. `list` returns them at the first try. Threads that can't be started are tried again
+    /// at the next one. That is reported once, if the program is past its limit by then.
+    pub fn advance(&mut self, list: impl FnOnce() -> Vec<EngineThread>, nice: i32, is_past: bool) {
+        let pending = self.pending.get_or_insert_with(|| {
+            let mut all = list();
+            all.reverse();
+            all
+        });
+        set_own_nice(nice);
+        let mut result = Ok(());
+        while let (Ok(()), Some(next)) = (result, pending.last()) {
+            result = bare::start(next.name, next.main, next.arg);
+            if result.is_ok() {
+                pending.pop();
+            }
+        }
+        set_own_nice(NICE);
+        if let (Err(e), true, false) = (result, is_past, self.is_reported) {
+            self.is_reported = true;
+            unserved_later(format_args!(
+                "starting engine threads failed: {e}. memfold tries again"
+            ));
         }
     }
-    set_own_nice(NICE);
-    if let (Err(e), true, false) = (result, is_past, *told) {
-        *told = true;
-        unserved_later(format_args!("starting engine threads failed: {e}. memfold tries again"));
+
+    /// Returns whether all engine threads run.
+    pub fn is_complete(&self) -> bool {
+        self.pending.as_ref().is_some_and(Vec::is_empty)
     }
 }
 

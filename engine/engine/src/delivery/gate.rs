@@ -34,7 +34,10 @@ use core::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering::SeqCst,
 };
 use memfold_gate::image::is_program;
-use memfold_gate::{BadAddress, Keeper, KeeperHold, Names, NoHoldRoom, WhyNot};
+use memfold_gate::{
+    AnyRights, BadAddress, HoldKeeper, Keeper, KeeperHold, LifeKeeper, Names, NoHoldRoom, NoServer,
+    NoThreads, OtherProcess, PageKeeper, WhyNot,
+};
 use memfold_os::memory::zone::{freeze_list, unfreeze_list};
 use memfold_os::thread::{process_id, yield_now};
 use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
@@ -119,7 +122,7 @@ unsafe fn arm_alone() -> Result<(), String> {
         return Err(format!("{}", WhyNot::NoRange));
     }
     // SAFETY: the caller promises what `start` asks for; there is no engine, so no region.
-    let process = unsafe { memfold_gate::start(&RegionKeeper) }.map_err(|why| format!("{why}"))?;
+    let process = unsafe { memfold_gate::start(&KEEPER) }.map_err(|why| format!("{why}"))?;
     process.keep();
     ARMED.store(true, SeqCst);
     Ok(())
@@ -191,7 +194,16 @@ fn meets_region(start: usize, len: usize) -> bool {
 /// Answers the gate's questions.
 struct RegionKeeper;
 
-impl Keeper for RegionKeeper {
+static KEEPER: Keeper = Keeper {
+    holds: &RegionKeeper,
+    pages: &RegionKeeper,
+    life: &RegionKeeper,
+    children: &NoServer,
+    rights: &AnyRights,
+    threads: &NoThreads,
+};
+
+impl HoldKeeper for RegionKeeper {
     fn concerns(&self, start: usize, len: usize) -> bool {
         len > 0 && concerns(&(start..start.saturating_add(len)))
     }
@@ -220,6 +232,16 @@ impl Keeper for RegionKeeper {
         Holds::of_process(true).release(crate::holds::HoldId(hold.0));
     }
 
+    fn lent(
+        &self,
+        _process: OtherProcess,
+        _parts: &[[usize; 2]],
+        _write: bool,
+        make: &mut dyn FnMut(usize) -> isize,
+    ) -> isize {
+        make(0)
+    }
+
     fn piece_bytes(&self) -> usize {
         PIECE_BYTES
     }
@@ -241,6 +263,17 @@ impl Keeper for RegionKeeper {
             }
         }
     }
+}
+
+impl PageKeeper for RegionKeeper {
+    fn hides(&self) -> bool {
+        false
+    }
+
+    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
+        let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
+        sigbus::serve(PageFault { addr, write, protected })
+    }
 
     fn change(
         &self,
@@ -250,6 +283,21 @@ impl Keeper for RegionKeeper {
     ) -> isize {
         if harms_region(nr as i64, args) { -(libc::EINVAL as isize) } else { make(args) }
     }
+
+    fn never_fold(&self, _start: usize, _len: usize) {}
+
+    fn keep_all(&self, keep: bool) {
+        let holds = Holds::of_process(true);
+        if keep { holds.stop_eviction() } else { holds.allow_eviction() }
+    }
+
+    fn keep_home(&self, _keep: bool) -> bool {
+        true
+    }
+}
+
+impl LifeKeeper for RegionKeeper {
+    fn expect_copy(&self) {}
 
     fn begin_copy(&self) {
         // The list is frozen first, because the child maps stacks of threads.
@@ -268,20 +316,17 @@ impl Keeper for RegionKeeper {
         }
     }
 
-    fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
-        let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
-        sigbus::serve(PageFault { addr, write, protected })
+    fn execute(
+        &self,
+        _nr: usize,
+        args: &[usize; 6],
+        make: &mut dyn FnMut(&[usize; 6]) -> isize,
+    ) -> isize {
+        make(args)
     }
-
-    fn never_fold(&self, _start: usize, _len: usize) {}
 
     fn owns_descriptor(&self, fd: i32) -> bool {
         fd > 0 && DESCRIPTORS.iter().any(|place| place.load(SeqCst) == fd)
-    }
-
-    fn keep_all(&self, keep: bool) {
-        let holds = Holds::of_process(true);
-        if keep { holds.stop_eviction() } else { holds.allow_eviction() }
     }
 
     fn ends(&self) {}

@@ -56,13 +56,13 @@ impl ProgramCall<'_> {
         is_alone
     }
 
-    /// Makes the call by [`Keeper::change`](crate::keeper::Keeper::change), which changes the
-    /// keeper's areas with it.
+    /// Makes the call by [`PageKeeper::change`](crate::keeper::PageKeeper::change), which changes
+    /// the keeper's areas with it.
     fn change(&mut self) -> isize {
         let (keeper, nr, args) = (self.keeper, self.nr, self.args);
         self.caller().held(self.row(), &args, || {
             signals::block_all();
-            keeper.change(nr, &args, &mut |args| raw(nr, args))
+            keeper.pages.change(nr, &args, &mut |args| raw(nr, args))
         })
     }
 

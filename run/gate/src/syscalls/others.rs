@@ -1,6 +1,6 @@
 //! Makes `process_vm_readv` and `process_vm_writev` on the memory of another process. If that process
 //! has a keeper too, its memory may be folded, and the kernel can't load it. Then the keepers make it
-//! resident and hold it ([`crate::keeper::Keeper::lent`]).
+//! resident and hold it ([`crate::keeper::HoldKeeper::lent`]).
 //!
 //! The call is made in pieces, so that only a piece is held at a time in either process. The kernel
 //! copies page by page too, and returns how much it has copied before an error.

@@ -2,8 +2,8 @@
 //! that it names is held, whole or in pieces.
 //!
 //! Nearly all calls take this path. A call that names no managed memory costs a walk through the
-//! row's operands, one question to the keeper ([`Keeper::hold`]), and the call.
-use crate::keeper::{Keeper, KeeperFault, NamedSpan, Names, OtherProcess};
+//! row's operands, one question to the keeper ([`HoldKeeper::hold`]), and the call.
+use crate::keeper::{HoldKeeper, KeeperFault, NamedSpan, Names, OtherProcess};
 use crate::signals;
 use crate::syscalls::others::{OtherPiece, OtherTransfer};
 use crate::syscalls::own_program::{PATH_BYTES, program_at};
@@ -32,9 +32,9 @@ fn name(row: &CallRow, args: &[usize; 6], each: &mut dyn FnMut(NamedSpan)) {
 }
 
 /// Returns whether any of the ranges may hold managed memory.
-fn concerns(keeper: &dyn Keeper, names: Names) -> bool {
+fn concerns(holds: &dyn HoldKeeper, names: Names) -> bool {
     let mut any = false;
-    names(&mut |span| any |= keeper.concerns(span.start, span.len));
+    names(&mut |span| any |= holds.concerns(span.start, span.len));
     any
 }
 
@@ -42,15 +42,15 @@ impl CallingThread<'_> {
     /// Calls `make` while the ranges of `names` are held, and returns its result. Returns ENOMEM if
     /// there is no memory to note the hold.
     pub fn under_hold(&self, names: Names, make: impl FnOnce() -> isize) -> isize {
-        let CallingThread { keeper, record, .. } = *self;
-        let Ok(hold) = keeper.hold(names, record.number.get(), touch) else {
+        let (holds, record) = (self.keeper.holds, self.record);
+        let Ok(hold) = holds.hold(names, record.number.get(), touch) else {
             return -(libc::ENOMEM as isize);
         };
         record.hold.set(hold);
         let made = make();
         record.hold.set(None);
         if let Some(hold) = hold {
-            keeper.release(hold);
+            holds.release(hold);
         }
         made
     }
@@ -96,7 +96,7 @@ impl CallingThread<'_> {
         }
         loop {
             // The kernel sees zeros where memory is hidden.
-            let made = match self.keeper.hides() && seen::names_own_memory(nr, args) {
+            let made = match self.keeper.pages.hides() && seen::names_own_memory(nr, args) {
                 true => -(libc::EIO as isize),
                 false => self.made(row, nr, args),
             };
@@ -106,7 +106,9 @@ impl CallingThread<'_> {
             if made < 0 {
                 return made;
             }
-            if let Some(shown) = seen::without_threads(self.keeper, self.record, nr, args, made) {
+            if let Some(shown) =
+                seen::without_threads(self.keeper.threads, self.record, nr, args, made)
+            {
                 return shown;
             }
         }
@@ -124,7 +126,8 @@ impl CallingThread<'_> {
                 if seen.write && !write {
                     let first = seen.start & !(PAGE_SIZE - 1);
                     for address in (first..seen.start + seen.len).step_by(PAGE_SIZE) {
-                        self.keeper.fault(KeeperFault { address, write: true, protected: true });
+                        let fault = KeeperFault { address, write: true, protected: true };
+                        self.keeper.pages.fault(fault);
                     }
                 }
                 raw(nr, args)
@@ -139,16 +142,17 @@ impl CallingThread<'_> {
 
     /// Makes a call while all that it names is held, whole or in pieces. Returns its result.
     fn made(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
-        let CallingThread { keeper, record, rows } = *self;
+        let CallingThread { record, rows, .. } = *self;
+        let holds = self.keeper.holds;
         // SAFETY: the program makes this call itself, so it may be made with these arguments. What
         // it names is held.
         let call = |nr: usize, args: &[usize; 6]| unsafe { signals::call(record, nr, args) };
         if !row.names {
-            return checked(keeper, row, nr, args, &|_| {}, call(nr, args));
+            return checked(holds, row, nr, args, &|_| {}, call(nr, args));
         }
         let names = |each: &mut dyn FnMut(NamedSpan)| name(row, args, each);
         if row.lends {
-            let concerns = || concerns(keeper, &names);
+            let concerns = || concerns(holds, &names);
             let mut make = |nr: i64, args: [usize; 6]| {
                 self.plain(rows.look_up(nr as usize), nr as usize, &args)
             };
@@ -165,7 +169,7 @@ impl CallingThread<'_> {
             CutInto::Others => self.on_other(nr, args),
         };
         pieces.unwrap_or_else(|| {
-            self.under_hold(&names, || checked(keeper, row, nr, args, &names, call(nr, args)))
+            self.under_hold(&names, || checked(holds, row, nr, args, &names, call(nr, args)))
         })
     }
 
@@ -178,9 +182,9 @@ impl CallingThread<'_> {
         args: &[usize; 6],
         names: Names,
     ) -> Option<isize> {
-        let CallingThread { keeper, record, .. } = *self;
-        let concerns = || concerns(keeper, names);
-        let most = || keeper.piece_bytes();
+        let (holds, record) = (self.keeper.holds, self.record);
+        let concerns = || concerns(holds, names);
+        let most = || holds.piece_bytes();
         let pieces = pieces::in_pieces(nr, args, most, concerns, &read_bytes, &mut raw)?;
         let mut make = |piece: &CallPiece| {
             let names = |each: &mut dyn FnMut(NamedSpan)| piece.names(each);
@@ -193,7 +197,7 @@ impl CallingThread<'_> {
                 };
                 // The rest of the call's memory isn't held. So the keeper is shown only what the
                 // piece names.
-                checked(keeper, row, nr, &piece.args, &names, made)
+                checked(holds, row, nr, &piece.args, &names, made)
             })
         };
         pieces.run(&read_bytes, &mut raw, &mut make)
@@ -208,7 +212,7 @@ impl CallingThread<'_> {
         let transfer = OtherTransfer::of(nr, args, &read_bytes)?;
         let (mut done, mut made) = (0, 0);
         while done < transfer.total {
-            let piece = transfer.piece(done, self.keeper.piece_bytes(), &read_bytes);
+            let piece = transfer.piece(done, self.keeper.holds.piece_bytes(), &read_bytes);
             made = piece.map_or(-(libc::EFAULT as isize), |piece| self.other(&transfer, piece));
             if made <= 0 {
                 break;
@@ -234,7 +238,7 @@ impl CallingThread<'_> {
             }
             let read = |at: usize, to: &mut [u64]| transfer.read_words(at, to);
             let process = OtherProcess { number: transfer.process, read: &read };
-            self.keeper.lent(process, remote.named(), transfer.writes, &mut |held| {
+            self.keeper.holds.lent(process, remote.named(), transfer.writes, &mut |held| {
                 let mut part = remote;
                 if held > 0 {
                     part.cut(held);
@@ -267,7 +271,7 @@ const FOR_OTHERS: [i64; 5] = [
 /// the table lacks something. The call isn't made again, because the first try may have had an
 /// effect.
 fn checked(
-    keeper: &dyn Keeper,
+    holds: &dyn HoldKeeper,
     row: &CallRow,
     nr: usize,
     args: &[usize; 6],
@@ -295,7 +299,7 @@ fn checked(
                 }
             }
         });
-        keeper.refused(nr, row.name, &words[..count]);
+        holds.refused(nr, row.name, &words[..count]);
     }
     made
 }
@@ -303,7 +307,10 @@ fn checked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keeper::{BadAddress, KeeperHold, NoHoldRoom};
+    use crate::keeper::{
+        AnyRights, BadAddress, Keeper, KeeperHold, LifeKeeper, NoHoldRoom, NoServer, NoThreads,
+        PageKeeper,
+    };
     use crate::record::GateThread;
     use crate::syscalls::table::TABLE;
     use std::sync::Mutex;
@@ -311,10 +318,11 @@ mod tests {
     /// A keeper that owns all memory, holds nothing, and notes the failed calls that it is shown.
     struct Asked(Mutex<Vec<Vec<usize>>>);
 
-    impl Keeper for Asked {
+    impl HoldKeeper for Asked {
         fn concerns(&self, _: usize, _: usize) -> bool {
             true
         }
+
         fn hold(
             &self,
             _: Names,
@@ -323,13 +331,40 @@ mod tests {
         ) -> Result<Option<KeeperHold>, NoHoldRoom> {
             Ok(None)
         }
+
         fn release(&self, _: KeeperHold) {}
+
+        fn lent(
+            &self,
+            _: OtherProcess,
+            _: &[[usize; 2]],
+            _: bool,
+            make: &mut dyn FnMut(usize) -> isize,
+        ) -> isize {
+            make(0)
+        }
+
         fn piece_bytes(&self) -> usize {
             64 << 10
         }
+
         fn refused(&self, _: usize, _: &str, words: &[usize]) {
             self.0.lock().unwrap().push(words.to_vec());
         }
+    }
+
+    /// A keeper that plain calls ask nothing.
+    struct NotAsked;
+
+    impl PageKeeper for NotAsked {
+        fn hides(&self) -> bool {
+            false
+        }
+
+        fn fault(&self, _: KeeperFault) -> bool {
+            unreachable!()
+        }
+
         fn change(
             &self,
             _: usize,
@@ -338,20 +373,67 @@ mod tests {
         ) -> isize {
             unreachable!()
         }
+
+        fn never_fold(&self, _: usize, _: usize) {
+            unreachable!()
+        }
+
+        fn keep_all(&self, _: bool) {
+            unreachable!()
+        }
+
+        fn keep_home(&self, _: bool) -> bool {
+            unreachable!()
+        }
+    }
+
+    impl LifeKeeper for NotAsked {
+        fn expect_copy(&self) {
+            unreachable!()
+        }
+
         fn begin_copy(&self) {
             unreachable!()
         }
+
         fn end_copy(&self, _: isize) {
             unreachable!()
         }
-        fn fault(&self, _: KeeperFault) -> bool {
-            false
+
+        fn execute(
+            &self,
+            _: usize,
+            _: &[usize; 6],
+            _: &mut dyn FnMut(&[usize; 6]) -> isize,
+        ) -> isize {
+            unreachable!()
         }
-        fn never_fold(&self, _: usize, _: usize) {}
+
         fn owns_descriptor(&self, _: i32) -> bool {
             false
         }
-        fn ends(&self) {}
+
+        fn ends(&self) {
+            unreachable!()
+        }
+    }
+
+    /// Makes a call by a keeper that notes what it is shown, and returns the result and the notes.
+    fn made_and_asked(nr: usize, args: &[usize; 6]) -> (isize, Vec<Vec<usize>>) {
+        let asked: &Asked = Box::leak(Box::new(Asked(Mutex::new(Vec::new()))));
+        let keeper = Keeper {
+            holds: asked,
+            pages: &NotAsked,
+            life: &NotAsked,
+            children: &NoServer,
+            rights: &AnyRights,
+            threads: &NoThreads,
+        };
+        let record = GateThread::take().unwrap();
+        let caller = CallingThread { keeper: &keeper, record, rows: &TABLE };
+        let made = caller.plain(TABLE.look_up(nr), nr, args);
+        record.give_back();
+        (made, asked.0.lock().unwrap().clone())
     }
 
     #[test]
@@ -368,17 +450,11 @@ mod tests {
             (libc::SYS_write, [fd, bad, BYTES, 0, 0, 0]),
             (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
         ];
-        let record = GateThread::take().unwrap();
         for (nr, args) in calls {
-            let asked = Asked(Mutex::new(Vec::new()));
-            let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
-            let row = TABLE.look_up(nr as usize);
-            let made = caller.plain(row, nr as usize, &args);
+            let (made, asked) = made_and_asked(nr as usize, &args);
             assert_eq!(made, -(libc::EFAULT as isize));
-            let asked = asked.0.into_inner().unwrap();
             assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
         }
-        record.give_back();
     }
 
     /// When the first piece is done, the start of the buffer may be folded. So it must not be read.
@@ -402,14 +478,10 @@ mod tests {
         let room = [fd, libc::F_SETPIPE_SZ as usize, 4 * PIECE, 0, 0, 0];
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
-        let (record, asked) = (GateThread::take().unwrap(), Asked(Mutex::new(Vec::new())));
-        let (nr, args) = (libc::SYS_write as usize, [fd, start, 2 * PIECE, 0, 0, 0]);
-        let caller = CallingThread { keeper: &asked, record, rows: &TABLE };
-        let made = caller.plain(TABLE.look_up(nr), nr, &args);
+        let args = [fd, start, 2 * PIECE, 0, 0, 0];
+        let (made, asked) = made_and_asked(libc::SYS_write as usize, &args);
         assert_eq!(made, PIECE as isize);
-        let asked = asked.0.into_inner().unwrap();
         assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");
         assert!(!asked[0].contains(&start), "{asked:x?}");
-        record.give_back();
     }
 }

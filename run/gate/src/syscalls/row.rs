@@ -9,7 +9,7 @@ use memfold_os::Errno;
 /// A system call of the program that has trapped.
 pub(crate) struct ProgramCall<'a> {
     /// The owner of the memory.
-    pub keeper: &'static dyn Keeper,
+    pub keeper: &'static Keeper,
     /// The record of the calling thread.
     pub record: &'static GateThread,
     /// The state in which the program continues.
@@ -26,7 +26,7 @@ pub(crate) struct ProgramCall<'a> {
 #[derive(Copy, Clone)]
 pub struct CallingThread<'a> {
     /// The owner of the memory.
-    pub keeper: &'a dyn Keeper,
+    pub keeper: &'a Keeper,
     /// The record of the thread.
     pub record: &'a GateThread,
     /// The table of calls.
@@ -63,7 +63,7 @@ pub enum ServedBy {
     /// The call is made from a trap. The argument with this number points to a set of signals, of
     /// which the kernel gets a copy.
     Masked(u8, MaskUse),
-    /// The call changes mappings or frees memory. [`Keeper::change`] makes it.
+    /// The call changes mappings or frees memory. [`PageKeeper::change`] makes it.
     Change,
     /// A function of `handlers/` serves the call.
     Special(RowHandler),

@@ -5,7 +5,7 @@
 //! - `limits` has the limits that the keeper reports.
 //! - `/proc/self/mem` has folded memory too. Some compilers write their code by it, past its
 //!   protection.
-use crate::keeper::{Keeper, NamedSpan};
+use crate::keeper::{NamedSpan, ThreadKeeper};
 use crate::record::GateThread;
 use crate::syscalls::own_files;
 use crate::touch::{copy, read, read_bytes, write, write_bytes};
@@ -54,7 +54,7 @@ const COUNT_FIELD: usize = 17;
 /// Removes the keeper's threads from what a successful call has returned, and returns the call's
 /// new result. Returns `None` if nothing is left, so that the call must be made again.
 pub fn without_threads(
-    keeper: &dyn Keeper,
+    others: &dyn ThreadKeeper,
     record: &GateThread,
     nr: usize,
     args: &[usize; 6],
@@ -64,20 +64,20 @@ pub fn without_threads(
     // Counts the program's threads. It is `None` if the kernel counts no more than those.
     let threads = || {
         let mut own = 0;
-        (keeper.threads() > 0).then(|| record.each_of_process(|_| own += 1))?;
+        (others.count() > 0).then(|| record.each_of_process(|_| own += 1))?;
         Some(own)
     };
     // If memory can't be read or written, another thread has changed its mapping meanwhile. Then
     // the result stays as it is.
     match nr as i64 {
         libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
-            tell_limits(keeper, args[0], args[1], told);
+            tell_limits(others, args[0], args[1], told);
             let less = threads().and_then(|threads| shorten(args[0], args[1], told, threads));
             Some(made - less.unwrap_or(0) as isize)
         }
         libc::SYS_getdents | libc::SYS_getdents64 if told > 0 && threads().is_some() => {
             let name_at = if nr as i64 == libc::SYS_getdents { NAME_AT } else { NAME64_AT };
-            let left = remove(keeper, args[0], args[1]..args[1] + told, name_at);
+            let left = remove(others, args[0], args[1]..args[1] + told, name_at);
             (left > 0).then_some(left as isize)
         }
         libc::SYS_stat | libc::SYS_lstat => {
@@ -126,7 +126,7 @@ fn unlink(
 /// Removes the keeper's threads from the entries of the directory `fd` if it is that of this
 /// process's threads. Returns the number of bytes that are left. This also prevents a child that
 /// shares the memory, such as a sanitizer's, from stopping the threads that serve it.
-fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
+fn remove(others: &dyn ThreadKeeper, fd: usize, told: Range<usize>, name_at: usize) -> usize {
     let (mut at, mut end, mut list) = (told.start, told.end, None);
     while at + ENTRY_LEAST <= end {
         let mut entry = [0; ENTRY_LEAST];
@@ -148,7 +148,7 @@ fn remove(keeper: &dyn Keeper, fd: usize, told: Range<usize>, name_at: usize) ->
             list = own_files::own_list(fd);
         }
         let Some(list) = &list else { break };
-        if !keeper.owns_thread(list.number_here(number)) {
+        if !others.owns_thread(list.number_here(number)) {
             at += bytes;
             continue;
         }
@@ -204,7 +204,7 @@ fn shorten(fd: usize, at: usize, told: usize, threads: usize) -> Option<usize> {
 
 /// Puts the program's own limits into a text of `told` bytes at `at`, if it was read from this
 /// process's `limits`. The text has a line for each limit, in columns.
-fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option<()> {
+fn tell_limits(others: &dyn ThreadKeeper, fd: usize, at: usize, told: usize) -> Option<()> {
     const BEGIN: &[u8] = b"Limit           ";
     const LINES: [(u32, &[u8]); 3] = [
         (libc::RLIMIT_AS, b"\nMax address space "),
@@ -225,7 +225,7 @@ fn tell_limits(keeper: &dyn Keeper, fd: usize, at: usize, told: usize) -> Option
     read_bytes(at, text).ok()?;
     for (resource, begin) in LINES {
         let Some(line) = text.windows(begin.len()).position(|part| part == begin) else { continue };
-        let limit = keeper.limit(resource, None).ok()?;
+        let limit = others.limit(resource, None).ok()?;
         for (column, value) in COLUMNS.into_iter().zip(limit) {
             let place = text.get_mut(line + column..line + column + WIDTH)?;
             let word: TextBuffer<WIDTH_AND_END> = match value {

@@ -13,7 +13,7 @@ pub fn child() -> Option<usize> {
 
 /// Makes [`serve_errands`] call `what`, and waits until that is done. Returns `false` if the
 /// process of `server` has ended first. Then a thread may be in the middle of `what`, until
-/// [`Keeper::server`] was called.
+/// [`ChildKeeper::server`] was called.
 ///
 /// # Safety
 /// - Another thread may call `what` while the caller waits.
@@ -31,8 +31,8 @@ pub unsafe fn hand_over(mut what: &mut dyn FnMut(), server: &ErrandServer) -> bo
 ///
 /// # Safety
 /// - The conditions of [`hand_over`] hold for `what`.
-pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
-    while let Some(server) = keeper.server().filter(|_| child().is_some()) {
+pub(super) unsafe fn on_behalf(keeper: &Keeper, what: &mut dyn FnMut()) {
+    while let Some(server) = keeper.children.server().filter(|_| child().is_some()) {
         // SAFETY: the caller promises that another thread may call `what`, and that it touches no
         // memory of the program.
         if unsafe { hand_over(what, &server) } {
@@ -42,16 +42,16 @@ pub(super) unsafe fn on_behalf(keeper: &dyn Keeper, what: &mut dyn FnMut()) {
     what();
 }
 
-/// Makes all memory resident for the caller ([`Keeper::keep_home`]) if `keep` is true, and
+/// Makes all memory resident for the caller ([`PageKeeper::keep_home`]) if `keep` is true, and
 /// otherwise ends that. Returns whether it succeeded. The parent of a child of `vfork` ends it when
 /// the child ends.
-pub fn keep_home(keeper: &dyn Keeper, record: &GateThread, keep: bool) -> bool {
+pub fn keep_home(keeper: &Keeper, record: &GateThread, keep: bool) -> bool {
     let mut done = false;
     // SAFETY: the closure uses only the keeper, which all threads may use, and locals and the
     // record of the caller, which waits meanwhile. It touches no memory of the program.
     unsafe {
         on_behalf(keeper, &mut || {
-            done = keeper.keep_home(keep);
+            done = keeper.pages.keep_home(keep);
             record.traced.set(done && keep);
         });
     }
@@ -59,13 +59,13 @@ pub fn keep_home(keeper: &dyn Keeper, record: &GateThread, keep: bool) -> bool {
 }
 
 /// Stops all eviction for the caller if `keep` is true, and otherwise ends that
-/// ([`Keeper::keep_all`]).
-pub(super) fn keep_all(keeper: &dyn Keeper, record: &GateThread, keep: bool) {
+/// ([`PageKeeper::keep_all`]).
+pub(super) fn keep_all(keeper: &Keeper, record: &GateThread, keep: bool) {
     // SAFETY: the closure uses only the keeper, which all threads may use, and the record of the
     // caller, which waits meanwhile. It touches no memory of the program.
     unsafe {
         on_behalf(keeper, &mut || {
-            keeper.keep_all(keep);
+            keeper.pages.keep_all(keep);
             record.keeps_all.set(keep);
         });
     }

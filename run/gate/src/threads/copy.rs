@@ -20,13 +20,13 @@ pub const CLEAR_SIGHAND: usize = 0x1_0000_0000;
 /// meanwhile. Or the caller may have to wait for another thread of the program, because the kernel
 /// reports the copy to a userfaultfd of the program. The locks are free again by then.
 pub fn copy(
-    keeper: &dyn Keeper,
+    keeper: &Keeper,
     record: &'static GateThread,
     nr: usize,
     args: &[usize; 6],
     flags: usize,
 ) -> isize {
-    keeper.expect_copy();
+    keeper.life.expect_copy();
     block_all();
     // The value until the call returns. If the errand ends before that, the task has died or still
     // waits, and the copy was made.
@@ -38,11 +38,13 @@ pub fn copy(
         let result = result.map_or_else(|e| -(e.raw_os_error() as isize), |pid| pid as isize);
         made.store(result, SeqCst);
     };
-    let server = || keeper.server().filter(|_| child().is_some() || keeper.waits_in_copy());
+    let server = || {
+        keeper.children.server().filter(|_| child().is_some() || keeper.children.waits_in_copy())
+    };
     let mut held = || {
         stop_growth();
         stop(keeper, record);
-        record.errand.ask(&|| keeper.is_copied());
+        record.errand.ask(&|| keeper.children.is_copied());
         // SAFETY: `stop` has returned above, and this is called once for it. In the parent the
         // serving thread runs this. The copy doesn't have that thread.
         unsafe { resume(keeper, record, made.load(SeqCst), flags) };
@@ -89,9 +91,9 @@ pub fn copy(
 
 /// Keeps the state of gate and keeper unchanged until [`resume`], by holding their locks. The caller
 /// has called [`stop_growth`].
-fn stop(keeper: &dyn Keeper, record: &GateThread) {
+fn stop(keeper: &Keeper, record: &GateThread) {
     patch::stop();
-    keeper.begin_copy();
+    keeper.life.begin_copy();
     record.actions().stop();
 }
 
@@ -102,7 +104,7 @@ fn stop(keeper: &dyn Keeper, record: &GateThread) {
 /// - `stop` has returned, in this process or in the parent that this process is a copy of.
 /// - This is called once for that `stop`.
 /// - In the copy its only thread calls this.
-unsafe fn resume(keeper: &dyn Keeper, record: &'static GateThread, made: isize, flags: usize) {
+unsafe fn resume(keeper: &Keeper, record: &'static GateThread, made: isize, flags: usize) {
     // SAFETY: `stop` has stopped the actions, and by the caller's promise this is called once for
     // it.
     unsafe { record.actions().resume() };
@@ -118,7 +120,7 @@ unsafe fn resume(keeper: &dyn Keeper, record: &'static GateThread, made: isize, 
         let _ = install_protected(record);
         begin(record, flags);
     }
-    keeper.end_copy(made);
+    keeper.life.end_copy(made);
     // SAFETY: `stop` has stopped patching and the growth of the slots, and by the caller's promise
     // this is called once for it.
     unsafe {
@@ -147,7 +149,7 @@ pub fn begin(record: &GateThread, flags: usize) {
         // Calls of an unarmed task could name folded memory. A filter that refuses the task this
         // call can't be distinguished from a kernel that lacks it.
         if let Some(keeper) = KEEPER.get() {
-            keeper.tells(RefusedCall::Task(e));
+            keeper.rights.tells(RefusedCall::Task(e));
         }
         set_signals_blocked(PROTECTED);
         // SAFETY: the call takes no pointers and doesn't return. The task has run no code of the

@@ -38,7 +38,7 @@ pub fn first_has_exited() -> bool {
 
 /// Serves `exit`. The keeper's threads would keep the process alive, so the last thread of the
 /// program ends the process.
-pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
+pub fn exit(keeper: &Keeper, record: &GateThread, code: usize) -> ! {
     release_locks(record);
     // The gate's own signals stay open until the locks have been released.
     block_all();
@@ -49,7 +49,7 @@ pub fn exit(keeper: &dyn Keeper, record: &GateThread, code: usize) -> ! {
     // The kernel ends a process without the keeper's threads with its last one.
     if !is_retired() && record.ends_last(is_gone) {
         keep_locks(keeper, record);
-        keeper.ends();
+        keeper.life.ends();
         let code = if last_decides() { code } else { CODE.load(SeqCst) };
         let args = [code, 0, 0, 0, 0, 0];
         // SAFETY: the call takes no pointers. No other thread of the program is left.
@@ -112,7 +112,7 @@ pub fn all_are_gone() -> bool {
 
 /// Makes the locks of all threads resident for good, because the process is about to end or to
 /// execute a program. The kernel reads and writes them then. Returns `false` if no thread has any.
-pub fn keep_locks(keeper: &dyn Keeper, record: &GateThread) -> bool {
+pub fn keep_locks(keeper: &Keeper, record: &GateThread) -> bool {
     let mut kept = false;
     record.each_of_process(|each| {
         let head = each.robust.load(SeqCst);

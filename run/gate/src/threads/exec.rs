@@ -12,7 +12,7 @@ use memfold_os::raw::set_signals_blocked;
 
 /// Serves `execve` or `execveat`. Returns only if the call fails, with its result.
 pub fn execute(
-    keeper: &dyn Keeper,
+    keeper: &Keeper,
     record: &GateThread,
     context: &SignalContext,
     nr: usize,
@@ -30,7 +30,7 @@ pub fn execute(
     let blocked = record.blocked.get();
     // The program's own mask and ignored signals are in the kernel only while the call is made: what
     // the keeper reads before may be folded, or not be there, and such a fault would end the process.
-    let failed = keeper.execute(nr, args, &mut |args| {
+    let failed = keeper.life.execute(nr, args, &mut |args| {
         ignore_really(ignored);
         if blocked != 0 {
             set_signals_blocked(context.mask | blocked);

@@ -144,7 +144,7 @@ impl CloneRequest {
 /// Serves these calls, and returns the call's result in the parent and in a copy. The caller
 /// continues as `context` says.
 pub fn clone(
-    keeper: &dyn Keeper,
+    keeper: &Keeper,
     record: &'static GateThread,
     context: &mut SignalContext,
     nr: usize,
@@ -155,17 +155,17 @@ pub fn clone(
         Err(e) => return -(e.raw_os_error() as isize),
     };
     if wanted.flags & (VM | VFORK) == VM || wanted.flags & NAMESPACES != 0 {
-        keeper.last_chance();
+        keeper.rights.last_chance();
     }
     if wanted.flags & libc::CLONE_NEWNET as usize != 0 {
-        keeper.leaves_network();
+        keeper.rights.leaves_network();
     }
     if let Some(at) = wanted.cleared_at_end() {
-        keeper.never_fold(at, 4);
+        keeper.pages.never_fold(at, 4);
     }
     let spans = wanted.spans;
     let names = |each: &mut dyn FnMut(NamedSpan)| spans.into_iter().flatten().for_each(each);
-    let Ok(hold) = keeper.hold(&names, record.number.get(), touch) else {
+    let Ok(hold) = keeper.holds.hold(&names, record.number.get(), touch) else {
         return -(libc::ENOMEM as isize);
     };
     let made = if wanted.flags & VM != 0 {
@@ -179,19 +179,19 @@ pub fn clone(
         made
     };
     if let Some(hold) = hold {
-        keeper.release(hold);
+        keeper.holds.release(hold);
     }
     made
 }
 
 fn spawn(
-    keeper: &dyn Keeper,
+    keeper: &Keeper,
     record: &'static GateThread,
     context: &SignalContext,
     wanted: &mut CloneRequest,
 ) -> isize {
     if wanted.flags & libc::CLONE_THREAD as usize == 0 {
-        keeper.has_child();
+        keeper.children.has_child();
     }
     block_all();
     let mut child = None;
@@ -231,12 +231,12 @@ fn spawn(
         child.errand.finish();
         // The `execve` of a child of vfork never returned, so its hold still exists.
         if let Some(hold) = child.hold.take() {
-            keeper.release(hold);
+            keeper.holds.release(hold);
         }
         if child.traced.get() {
             keep_home(keeper, child, false);
         }
-        keeper.has_no_child(child.number.get());
+        keeper.children.has_no_child(child.number.get());
         if child.keeps_all.get() {
             keep_all(keeper, child, false);
         }

@@ -1,168 +1,27 @@
 //! Adoption: which memory comes under management, and when. It begins when the program's size nears
 //! its bounds.
-use crate::diagnostics::limit;
+use crate::adoption::Adoption;
 use crate::marks::state::{FLAGS, MemoryMark, ProgramState};
-use crate::program::ManagedProgram;
-use crate::size::pace::LookPause;
 use crate::size::process_size;
-use crate::size::share::SizeLook;
-use crate::threads::{self, START_SHARE, start_pending};
 use crate::{diagnostics, engine};
 use alloc::vec;
 use alloc::vec::Vec;
-use core::mem::forget;
 use core::ops::ControlFlow::Continue;
 use core::ops::Range;
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use memfold_engine::config::OnFull;
-use memfold_engine::delivery::background;
 use memfold_engine::known::TOP;
-use memfold_gate::{all_are_gone, child, first_has_exited};
-use memfold_os::Errno;
 use memfold_os::maps::flag;
 use memfold_os::memory::zone::{overlaps_own, unless_own};
 use memfold_os::raw::{populates, system_call};
-use memfold_os::thread::identity::ThreadRights;
-use memfold_os::thread::{bare, now_ns, process_cpu_ns, yield_now};
 use memfold_os::units::PAGE_SIZE;
-use memfold_run::member;
-use memfold_run::table::News;
-use memfold_stats::{self as stats, Stats};
 
-/// Time between looks at the program's size, nanoseconds.
-const LOOK_NS: u64 = 5_000_000;
-/// Time between looks while the program grows and is near its bounds, nanoseconds.
-const LOOK_SOON_NS: u64 = 1_000_000;
-/// Time between looks while the program is past its bounds, nanoseconds.
-const LOOK_PAST_NS: u64 = 250_000;
-/// Time between looks at an idle process, whose memory grows only by faults of the engine,
-/// nanoseconds.
-const LOOK_IDLE_NS: u64 = 50_000_000;
-/// Time between looks without a limit, nanoseconds.
-const LOOK_UNBOUNDED_NS: u64 = 100_000_000;
-/// Without a limit, smaller processes are left alone.
-const FOLDED_LEAST_BYTES: u64 = 16 << 20;
 /// Smaller areas are left unmanaged unless they continue a managed one.
 const SMALL_BYTES: usize = 64 << 10;
 /// A mapping of this size or more is reported to the other processes of the run at once.
 const LARGE_BYTES: usize = 1 << 20;
-/// A process that is not the largest reports that the limit can't be kept only after so much time,
-/// nanoseconds.
-const LARGEST_NS: u64 = 320_000_000;
 /// Small ranges that wait for adoption are taken once they have this many bytes.
 const LATE_BYTES: usize = 1 << 20;
 
-impl ManagedProgram {
-    /// Looks at the program's size if the program has run since the last look, or after news, or if
-    /// something is due. Near the limit, takes the program's memory under management. Returns the
-    /// time until the next look. `is_rung` is whether a thread of this process has asked for a look.
-    pub fn look(&self, is_rung: bool) -> LookPause {
-        self.end_with_program();
-        let Some(mut state) = self.state.try_lock() else {
-            return LookPause { ns: LOOK_SOON_NS, ends_with_work: false };
-        };
-        member::free_requests();
-        let state = &mut *state;
-        let now = (now_ns(), process_cpu_ns().saturating_sub(bare::cpu_ns()));
-        let news = member::take_news();
-        if news.has(News::SHARING) {
-            state.level.sharing.note_news(now.0);
-        }
-        let has_news = is_rung || news != News::default();
-        if !has_news && !state.level.pace.is_due(now.0, now.1) {
-            return self.while_it_may(state.level.pace.rest(now.0));
-        }
-        stats::add(&self.pager.stats().looks, 1);
-        let wanted_ns = self.look_at(state, now.1);
-        let weighed = self.is_weighed(state).then(|| self.pager.gauges().idle_due_ns()).flatten();
-        let reported = state.past_since_ns.map(|since_ns| since_ns + LARGEST_NS);
-        let due_ns = [state.level.sharing.due_ns(), weighed, reported].into_iter().flatten().min();
-        self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
-    }
-
-    /// Cuts a rest short while a filter may kill the program's last thread, which is no event. The
-    /// filter may also kill a thread that sets a timer.
-    fn while_it_may(&self, pause: LookPause) -> LookPause {
-        match self.filtered.load(SeqCst) {
-            true => LookPause { ns: pause.ns.min(LOOK_IDLE_NS), ends_with_work: false },
-            false => pause,
-        }
-    }
-
-    /// Makes one look, at which the program's threads have run for `worked_ns`. Returns the time
-    /// until the next one while the program works, nanoseconds.
-    fn look_at(&self, state: &mut ProgramState, worked_ns: u64) -> u64 {
-        let is_managing = self.is_managing();
-        let seen = self.scale.look(&self.pager, &mut state.level, worked_ns, is_managing);
-        let Some(seen) = seen else { return LOOK_NS };
-        state.mapped_since = 0;
-        if state.traced > 0 {
-            return LOOK_NS;
-        }
-        let SizeLook { before, unmanaged, slower } = seen;
-        let anonymous = state.level.anonymous;
-        let max = self.pager.limits().bound_bytes();
-        let is_past = self.pager.gauges().excess_bytes() > 0;
-        let next = next_look_ns((before, anonymous), max, is_past, slower);
-        self.pager.gauges().note_cost();
-        self.weigh_slowdown(state, unmanaged);
-        let begin = if state.is_due { 0 } else { max / 100 * self.config.adopt_percent as u64 };
-        if !state.has_threads() && anonymous >= begin / START_SHARE {
-            self.start_threads(state, anonymous > max);
-        }
-        let begins =
-            state.is_due || !self.is_managing() && (anonymous >= begin || self.may_pass(state, 0));
-        if begins && state.has_threads() {
-            state.is_due = false;
-            self.adopt_all(state);
-        } else if self.is_managing() {
-            self.pager.gauges().judge_cost();
-            if unmanaged > max {
-                self.pager.gauges().past_the_limit();
-            }
-            self.judge_limit(state);
-        }
-        self.adopt_stacks(state);
-        self.adopt_late(state);
-        match self.is_unbounded() {
-            true => LOOK_UNBOUNDED_NS,
-            false if self.pager.gauges().is_idle() && !is_past => LOOK_IDLE_NS.max(next),
-            false => next,
-        }
-    }
-
-    /// Returns whether only a slowdown was asked for, and no limit.
-    fn is_unbounded(&self) -> bool {
-        self.config.slowdown > 0 && !self.pager.limits().is_bounded()
-    }
-
-    /// Returns whether a slowdown was asked for that concerns a process of this size.
-    fn is_weighed(&self, state: &ProgramState) -> bool {
-        let is_small = state.level.anonymous < FOLDED_LEAST_BYTES && !self.is_managing();
-        self.config.slowdown > 0 && !is_small
-    }
-
-    /// Decides what the slowdown that was asked for leaves. Each time that memory begins to sink,
-    /// all of it is due to be managed.
-    fn weigh_slowdown(&self, state: &mut ProgramState, unmanaged: u64) {
-        if !self.is_weighed(state) {
-            return;
-        }
-        let unmanaged = if self.is_managing() { 0 } else { unmanaged };
-        state.is_due |= self.pager.gauges().weigh_slowdown(unmanaged);
-    }
-
-    /// Ends the process if the program's last thread has ended without a call that the gate saw.
-    fn end_with_program(&self) {
-        if !self.filtered.load(SeqCst) {
-            return;
-        }
-        if all_are_gone() {
-            process_size::end_by(libc::SIGSYS as usize);
-        }
-        process_size::end_with_program(first_has_exited());
-    }
-
+impl Adoption<'_> {
     /// Prepares for a call that maps `bytes` more. If the program could exceed the limit before the
     /// next look at its size, takes its present memory under management now. The new memory is
     /// taken with the call.
@@ -170,18 +29,18 @@ impl ManagedProgram {
         engine::end_rest();
         state.mapped_since = state.mapped_since.saturating_add(bytes);
         let most = state.level.anonymous.saturating_add(state.mapped_since as u64);
-        if self.is_managing() {
+        if self.memory.is_managing() {
             return;
         }
         let is_large = bytes >= LARGE_BYTES;
         let has_room = most <= self.pager.limits().bound_bytes();
-        if has_room && (!is_large || self.scale.has_room(&mut state.level, most)) {
+        if has_room && (!is_large || self.account.has_room(&mut state.level, most)) {
             return;
         }
         self.begin_managing(state);
     }
 
-    /// Prepares for a call that makes `bytes` more writable, as [`ManagedProgram::expect`] does.
+    /// Prepares for a call that makes `bytes` more writable, as [`Adoption::expect`] does.
     /// None of them may be writable already.
     pub fn expect_new(&self, state: &mut ProgramState, bytes: usize) {
         self.expect(state, bytes);
@@ -194,83 +53,30 @@ impl ManagedProgram {
     pub fn begin_managing(&self, state: &mut ProgramState) {
         state.mapped_since = 0;
         engine::have_done(|| {
-            self.start_threads(state, true);
-            if state.has_threads() {
+            self.threads.start(state, self.memory.paging(), true);
+            if state.threads.is_complete() {
                 self.adopt_all(state);
             }
         });
     }
 
-    /// Reports that the run's limit can't be kept, with the causes: once in a run, mostly by the
-    /// process that can fold least. With `--on-full stop`, ends that process instead. Records the
-    /// least limit that could be kept, as long as that rises. A process that waits for the report of
-    /// another one judges again, though it may sleep by then.
-    fn judge_limit(&self, state: &mut ProgramState) {
-        // A child that has just been forked shares what can't be folded meanwhile, and mostly ends
-        // soon. After it has ended, that can be folded once it is known what is still shared.
-        let is_unknown = self.pager.fork().is_new() || state.level.sharing.due_ns().is_some();
-        if is_unknown || !self.pager.gauges().take_past() && state.past_since_ns.is_none() {
-            return;
-        }
-        let since_ns = state.past_since_ns.take();
-        let Some(reach) = limit::reach(&self.pager) else { return };
-        self.pager.stats().over_limit.fetch_add(1, Relaxed);
-        reach.note();
-        if self.config.on_full == OnFull::Stop {
-            if reach.is_largest {
-                diagnostics::die(format_args!("{}", limit::end(&self.pager, &self.smaps, &reach)));
-            }
-            return;
-        }
-        if state.told_limit {
-            return;
-        }
-        let now = now_ns();
-        let since_ns = since_ns.unwrap_or(now);
-        if !reports(reach.is_largest, now - since_ns) {
-            state.past_since_ns = Some(since_ns);
-            return;
-        }
-        state.told_limit = true;
-        if state.merges {
-            diagnostics::warn(format_args!("{}", process_size::MERGES));
-        }
-        if member::report_limit() {
-            diagnostics::warn(format_args!("{}", limit::report(&self.pager, &self.smaps, &reach)));
-        }
-    }
-
-    /// Starts all engine threads except the first, which calls this. Threads that can't be started
-    /// now are tried again at the next look.
-    fn start_threads(&self, state: &mut ProgramState, is_past: bool) {
-        let pending = state.pending.get_or_insert_with(|| {
-            self.pager.prepare();
-            let workers = self.config.worker_count(self.pager.cpus());
-            let mut all = background::threads(&self.pager, workers);
-            all.extend(self.paging.reader_of_moves());
-            all.reverse();
-            all
-        });
-        start_pending(pending, self.nice, is_past, &mut state.told);
-    }
-
     /// Takes all suitable memory under management, in one step. No mapping changes meanwhile.
-    fn adopt_all(&self, state: &mut ProgramState) {
+    pub fn adopt_all(&self, state: &mut ProgramState) {
         let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
-        let dump = if self.config.fold_dont_dump { Some(MemoryMark::DontDump) } else { None };
-        let done = self.smaps.each(|area, about| {
+        let dump = if self.account.folds_dont_dump() { Some(MemoryMark::DontDump) } else { None };
+        let done = self.account.each_mapping(|area, about| {
             let range = area.start..area.end;
             if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
             {
                 return Continue(());
             }
-            self.known.set(&range);
+            self.memory.known().set(&range);
             for (flags, mark) in FLAGS {
                 if about.has(flags) && Some(mark) != dump && !state.is_undone(flags, &range) {
                     state.marked(mark).add(range.clone());
                 }
             }
-            let suits = self.suits(area.access()) && !area.is_stack();
+            let suits = self.memory.suits(area.access()) && !area.is_stack();
             if suits && about.has(flag::MERGEABLE) && !state.merges {
                 mergeable.push(range.clone());
             }
@@ -281,7 +87,7 @@ impl ManagedProgram {
             }
             Continue(())
         });
-        if done.is_err() && !self.scale.is_blind() {
+        if done.is_err() && !self.account.is_blind() {
             return;
         }
         if done.is_err() {
@@ -292,16 +98,16 @@ impl ManagedProgram {
         mergeable.iter().for_each(end_merging);
         // Set before the first range is registered. A thread that makes a call from now on touches
         // the buffers of the call. Buffers of earlier calls are found by their holds.
-        self.managing.store(true, SeqCst);
+        self.memory.set_managing(true);
         self.take_parts(state, all);
     }
 
-    /// Takes a range as [`ManagedProgram::adopt`] does. A small range waits until enough have come
+    /// Takes a range as [`Adoption::adopt`] does. A small range waits until enough have come
     /// together, or until the next look. libc's heap and arenas grow in small ranges. If each were
     /// taken at once, it would be filled by faults of its own, and would end the folios before and
     /// after it.
     pub fn adopt_later(&self, state: &mut ProgramState, range: &Range<usize>) {
-        if self.is_managing() {
+        if self.memory.is_managing() {
             state.late.add(range.clone());
             if state.late.bytes() >= LATE_BYTES {
                 self.adopt_late(state);
@@ -309,7 +115,7 @@ impl ManagedProgram {
         }
     }
 
-    fn adopt_late(&self, state: &mut ProgramState) {
+    pub fn adopt_late(&self, state: &mut ProgramState) {
         for range in state.late.take() {
             self.adopt(state, &range);
         }
@@ -318,13 +124,13 @@ impl ManagedProgram {
     /// Takes the memory that was mapped as a stack and that no thread uses as one: no mapping of it
     /// holds what the gate has reported for a thread. A thread's stack stays unmanaged, so that its
     /// mapping isn't split.
-    fn adopt_stacks(&self, state: &mut ProgramState) {
-        if !self.is_managing() {
+    pub fn adopt_stacks(&self, state: &mut ProgramState) {
+        if !self.memory.is_managing() {
             return;
         }
         for range in state.marked(MemoryMark::Stack).take() {
             let mut parts = Vec::new();
-            let _ = self.maps.each(range.start, range.end, |found| {
+            let _ = self.memory.maps().each(range.start, range.end, |found| {
                 parts.push(found.start.max(range.start)..found.end.min(range.end));
             });
             for part in parts {
@@ -340,150 +146,24 @@ impl ManagedProgram {
     /// Takes the suitable mappings in a range that are not managed yet, each as a whole. Small ranges that continue no managed one are taken once they have
     /// [`LATE_BYTES`] together.
     pub fn adopt(&self, state: &mut ProgramState, range: &Range<usize>) {
-        if !self.is_managing() || !state.takes() {
+        if !self.memory.is_managing() || !state.takes() {
             return;
         }
-        let all = self.suitable(range);
+        let all = self.memory.suitable(range);
         self.take_parts(state, all);
-    }
-
-    /// Makes a call that the kernel refuses to a process of several threads (EINVAL, EUSERS). The
-    /// caller must be the program's only thread. The engine's threads end meanwhile. They don't if
-    /// the engine has a connection to a remote store, which would end with them.
-    pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
-        let refused = make();
-        let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
-        if !wants_one || self.remote.is_some() || child().is_some() {
-            return refused;
-        }
-        // Once its children are to be in another namespace than itself, the process can't start
-        // threads again.
-        if !bare::may_be_started() {
-            return refused;
-        }
-        // The guard is forgotten, because the restarted thread assumes that the thread that starts
-        // it holds the lock.
-        forget(self.state.lock());
-        self.stop_threads();
-        engine::stop();
-        if let Some(file) = &self.file {
-            // SAFETY: only engine threads use the rings, and they have ended.
-            unsafe { file.leave_rings() };
-        }
-        self.resume_threads();
-        let made = make();
-        // SAFETY: `engine::stop` has returned, so all engine threads have ended.
-        if let Err(e) = unsafe { engine::start_again() } {
-            diagnostics::die(format_args!("Starting the engine again failed: {e}"));
-        }
-        // SAFETY: this function has locked it and forgotten the guard, and unlocks it once.
-        unsafe { self.state.unlock() };
-        made
-    }
-
-    /// Ends the engine for good. All memory is in memory for good, by
-    /// [`ManagedProgram::keep_home`]. The run counts the process as one without an engine from now
-    /// on.
-    pub fn retire(&self) {
-        // While this thread holds the lock, the first engine thread starts no others.
-        let _state = self.state.lock();
-        self.pager.gauges().publish();
-        self.publish_totals();
-        self.stop_threads();
-        engine::end();
-        if let Some(file) = &self.file {
-            // SAFETY: only engine threads use the rings, and they have ended.
-            unsafe { file.leave_rings() };
-        }
-    }
-
-    /// Publishes the sums of a process that ends, or that no longer has an engine.
-    pub fn publish_totals(&self) {
-        member::note_totals();
-        self.pager.stats().need_bytes.store(0, Relaxed);
-        member::set_need(0);
-    }
-
-    /// Stops all engine threads except the first. The workers are stopped first, because a worker
-    /// may wait for another thread.
-    fn stop_threads(&self) {
-        self.pager.stop_workers();
-        bare::await_others_end(background::is_worker, yield_now);
-        self.pager.stop();
-        threads::stop_serving(true);
-        if let Err(e) = self.paging.stop_reading_moves() {
-            diagnostics::die(format_args!("An engine thread can't be stopped: {e}"));
-        }
-    }
-
-    /// Undoes [`ManagedProgram::stop_threads`]: the threads are about to be started again.
-    fn resume_threads(&self) {
-        self.pager.resume();
-        threads::stop_serving(false);
-    }
-
-    /// Makes the engine's threads give up rights that the calling thread has given up for good: all
-    /// except the first are started again. If the user has changed, the process changes to the
-    /// table of its new user.
-    ///
-    /// # Errors
-    /// - EAGAIN: no more threads can be started.
-    /// - The errors of [`member::change_user`].
-    pub fn give_up_rights(&self, rights: &ThreadRights) -> Result<(), Errno> {
-        let _state = self.state.lock();
-        // Another thread may have done this already.
-        if !member::has_given_up() {
-            return Ok(());
-        }
-        self.stop_threads();
-        let mut done = Ok(());
-        engine::have_done(|| {
-            bare::await_others_end(
-                |_| true,
-                || {
-                    self.pager.serve_waiting();
-                    yield_now();
-                },
-            );
-            self.resume_threads();
-            // SAFETY: the first engine thread runs this, and the others have ended.
-            done = unsafe { bare::restart_others_with(rights) }
-                .and_then(|()| member::change_user())
-                .map(|changed| {
-                    if changed {
-                        self.pager.fork().count_in(member::claim());
-                    }
-                });
-        });
-        done
-    }
-
-    /// Runs the part of the first engine thread after [`ManagedProgram::alone`].
-    pub fn go_on(&self, stats: &'static Stats) {
-        let _ = self.scale.reopen();
-        let _ = self.smaps.reopen();
-        self.pager.fork().count_in(stats);
-        if let Some(file) = &self.file {
-            file.make_rings();
-        }
-        // SAFETY: the caller is the first engine thread, which was started again, and the others
-        // have ended.
-        if let Err(e) = unsafe { bare::restart_others() } {
-            diagnostics::die(format_args!("Starting engine threads again failed: {e}"));
-        }
     }
 
     /// Loads everything into memory and keeps it there, for a task that is about to be traced; or
     /// ends that. Returns `false` if the machine has too little free memory.
     pub fn keep_home(&self, keep: bool) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.memory.state().lock();
         if keep {
             let available = process_size::available_bytes();
             if available > 0 && self.pager.gauges().away_bytes() > available {
                 return false;
             }
             state.traced += 1;
-            self.leave_with_guards(&mut state, &(0..TOP));
+            self.memory.leave_with_guards(&mut state, &(0..TOP));
         } else {
             state.traced -= 1;
             self.adopt(&mut state, &(0..TOP));
@@ -494,10 +174,10 @@ impl ManagedProgram {
     /// Ends the apart call of a child of vfork that is gone, if one was in progress: the child may
     /// have been killed in it. `child` is its number.
     pub fn end_child(&self, child: usize) {
-        if self.apart_calls.load(SeqCst) == 0 {
+        if !self.memory.had_apart() {
             return;
         }
-        let state = &mut *self.state.lock();
+        let state = &mut *self.memory.state().lock();
         if let Some(apart) = state.apart_of(child) {
             // It is unknown whether the call was made, so the present mappings are adopted.
             let parts = state.end_apart(apart).parts;
@@ -517,7 +197,7 @@ impl ManagedProgram {
         }
         if state.small.bytes() >= LATE_BYTES {
             for range in state.small.take() {
-                let all = self.suitable(&range);
+                let all = self.memory.suitable(&range);
                 self.unmanaged_of(state, all).into_iter().for_each(|part| self.take_range(part));
             }
         }
@@ -533,16 +213,17 @@ impl ManagedProgram {
 
     /// Takes a range under management. Memory that the kernel refuses to register stays unmanaged.
     fn take_range(&self, range: Range<usize>) {
-        self.known.set(&range);
+        self.memory.known().set(&range);
         let mut is_registered = false;
         let register = |is_held: bool| {
-            let done = unless_own(range.start, range.end, || self.register(&range, is_held));
+            let done = unless_own(range.start, range.end, || self.memory.register(&range, is_held));
             is_registered = done.is_ok();
             done
         };
-        let taken = self.pager.mappings().take(range.clone(), &self.pagemap, bring, register);
+        let taken =
+            self.pager.mappings().take(range.clone(), self.memory.pagemap(), bring, register);
         if taken.is_err() && is_registered {
-            self.may_stay_registered.store(true, SeqCst);
+            self.memory.note_registered();
         }
     }
 
@@ -557,53 +238,23 @@ impl ManagedProgram {
     /// taken only when memory begins to sink, because memory that is soon unmapped is then never
     /// filled by faults of the engine.
     pub fn take_new(&self, state: &mut ProgramState, range: &Range<usize>) {
-        if self.is_managing() && state.takes() && range.end <= TOP && !self.is_unbounded() {
+        if self.memory.is_managing()
+            && state.takes()
+            && range.end <= TOP
+            && !self.account.is_unbounded()
+        {
             self.take_parts(state, vec![range.clone()]);
         }
     }
 
-    /// Runs the part of the first engine thread in a child of fork.
-    pub fn begin_as_child(&self, stats: &'static Stats) {
-        // SAFETY: the thread that forked holds the lock and waits for this thread, so no other
-        // thread uses the state.
-        let state = unsafe { self.state.peek_mut() };
-        let _ = self.scale.begin_as_child(&self.pager, &mut state.level);
-        let _ = self.smaps.reopen();
-        self.pager.fork().begin_as_child(stats);
-        // SAFETY: the thread that forked calls `end_copy` only after it has waited for this thread.
-        unsafe { self.pager.fork().connect_remote() };
-        member::set_need(state.level.anonymous - state.level.counted_in_others());
-        // SAFETY: the caller is the first engine thread of a child of fork, where no other engine
-        // thread runs. Only this thread calls this.
-        if let Err(e) = unsafe { bare::restart_others() } {
-            diagnostics::die(format_args!(
-                "Starting engine threads in a child of fork failed: {e}"
-            ));
-        }
-        // A process that can't see its size would not notice later how much has been mapped, so
-        // adoption begins now.
-        if self.scale.is_blind() && !self.is_managing() {
-            self.start_threads(state, false);
-            self.adopt_all(state);
+    /// Excludes a range from folding for good.
+    pub fn never_fold(&self, range: Range<usize>) {
+        let mut state = self.memory.state().lock();
+        state.marked(MemoryMark::Own).add(range.clone());
+        if self.memory.is_managing() && self.pager.mappings().touches(&range) {
+            self.memory.leave(&range);
         }
     }
-}
-
-/// Returns the time until the next look at the program's size, nanoseconds. The size was `before`
-/// bytes and is `now`; the program may have `max`. `slower` is the factor by which looks become
-/// rarer.
-fn next_look_ns((before, now): (u64, u64), max: u64, is_past: bool, slower: u64) -> u64 {
-    match now > max / 2 && now > before {
-        _ if is_past => LOOK_PAST_NS * slower,
-        true => LOOK_SOON_NS,
-        false => LOOK_NS * slower,
-    }
-}
-
-/// Returns whether a process that saw so long ago that the limit can't be kept reports it now. The
-/// largest process reports at once. Others wait, because the largest may be unable to look.
-fn reports(is_largest: bool, past_ns: u64) -> bool {
-    is_largest || past_ns >= LARGEST_NS
 }
 
 /// Makes the kernel merge no page of a range, and separate those that it has merged: merged pages
@@ -625,30 +276,15 @@ fn bring(range: Range<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adoption::growth::PLAIN;
     use crate::fixture::{Calls, Room, each_paging, each_paging_alone, numbers};
+    use crate::program::PLAIN;
 
     const RESERVED: i32 = libc::MAP_NORESERVE;
-
-    #[test]
-    fn program_that_grows_towards_its_bound_is_looked_at_sooner() {
-        let next = |before, now| next_look_ns((before, now), 1000, false, 3);
-        assert_eq!(next(100, 200), 3 * LOOK_NS, "far from it");
-        assert_eq!(next(600, 700), LOOK_SOON_NS);
-        assert_eq!(next(700, 700), 3 * LOOK_NS, "it does not grow");
-        assert_eq!(next_look_ns((700, 700), 1000, true, 2), 2 * LOOK_PAST_NS);
-    }
-
-    #[test]
-    fn limit_is_reported_by_the_largest_or_if_that_does_not() {
-        assert!(reports(true, 0) && !reports(false, 0));
-        assert!(!reports(false, LARGEST_NS - 1) && reports(false, LARGEST_NS));
-    }
 
     /// Maps memory that is not managed, as if the call had bypassed the gate.
     fn unmanaged(calls: Calls, range: &Range<usize>) {
         calls.map(range);
-        calls.0.leave(range);
+        calls.0.memory().leave(range);
     }
 
     #[test]
@@ -657,7 +293,7 @@ mod tests {
             let (calls, room) = (Calls(program), Room::new(64));
             let all = room.pages(0..64);
             unmanaged(calls, &all);
-            calls.with_state(|state| program.adopt(state, &all));
+            calls.with_state(|state| Adoption::of(program).adopt(state, &all));
             assert_eq!(calls.managed(&all), [all.clone()]);
             calls.fold(&all);
             assert_eq!(calls.read(&all), numbers(0..64));
@@ -670,10 +306,10 @@ mod tests {
             let (calls, room) = (Calls(program), Room::new(96));
             let (all, small) = (room.pages(0..64), room.pages(64..66));
             assert_eq!(calls.map_with(&small, PLAIN, RESERVED), small.start as isize);
-            calls.with_state(|state| program.adopt(state, &small));
+            calls.with_state(|state| Adoption::of(program).adopt(state, &small));
             assert!(calls.managed(&small).is_empty());
             calls.map_with(&all, PLAIN, RESERVED);
-            calls.with_state(|state| program.adopt(state, &room.pages(0..66)));
+            calls.with_state(|state| Adoption::of(program).adopt(state, &room.pages(0..66)));
             assert_eq!(calls.managed(&room.pages(0..96)), [room.pages(0..66)]);
         });
     }
@@ -687,7 +323,7 @@ mod tests {
             calls.with_state(|state| {
                 state.marked(MemoryMark::Own).add(room.pages(32..40));
                 state.marked(MemoryMark::DontFork).add(room.pages(40..48));
-                program.adopt(state, &all);
+                Adoption::of(program).adopt(state, &all);
             });
             assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(40..96)]);
         });
@@ -696,14 +332,14 @@ mod tests {
     #[test]
     fn memory_of_other_access_is_not_taken() {
         each_paging(|program| {
-            let rwx = program.suits(PLAIN | libc::PROT_EXEC);
-            assert_eq!(rwx, !program.paging.hides());
-            assert!(program.suits(PLAIN) && !program.suits(libc::PROT_READ));
+            let rwx = program.memory().suits(PLAIN | libc::PROT_EXEC);
+            assert_eq!(rwx, !program.memory().paging().hides());
+            assert!(program.memory().suits(PLAIN) && !program.memory().suits(libc::PROT_READ));
             let (calls, room) = (Calls(program), Room::new(96));
             let all = room.pages(0..96);
             unmanaged(calls, &all);
             calls.map_with(&room.pages(32..64), libc::PROT_READ, 0);
-            calls.with_state(|state| program.adopt(state, &all));
+            calls.with_state(|state| Adoption::of(program).adopt(state, &all));
             assert_eq!(calls.managed(&all), [room.pages(0..32), room.pages(64..96)]);
         });
     }
@@ -715,7 +351,9 @@ mod tests {
             unmanaged(calls, &room.pages(0..512));
             let managed = || calls.managed(&room.pages(0..512));
             let later = |pages| {
-                calls.with_state(|state| program.adopt_later(state, &room.pages(pages)));
+                calls.with_state(|state| {
+                    Adoption::of(program).adopt_later(state, &room.pages(pages))
+                });
             };
             later(0..100);
             later(100..255);
@@ -763,8 +401,8 @@ mod tests {
             }
             calls.with_state(|state| {
                 state.marked(MemoryMark::Own).add(room.pages(60..61));
-                program.adopt_stacks(state);
-                program.adopt(state, &room.pages(0..160));
+                Adoption::of(program).adopt_stacks(state);
+                Adoption::of(program).adopt(state, &room.pages(0..160));
                 assert_eq!(state.marked(MemoryMark::Own).within(&used), [used.clone()]);
             });
             assert_eq!(calls.managed(&room.pages(0..160)), [unused]);
@@ -778,11 +416,11 @@ mod tests {
             let all = room.pages(0..64);
             calls.map(&all);
             calls.fold(&all);
-            assert!(program.keep_home(true));
+            assert!(Adoption::of(program).keep_home(true));
             assert!(calls.managed(&all).is_empty());
-            let is_home = |page| program.pagemap.is_populated(page);
+            let is_home = |page| program.memory().pagemap().is_populated(page);
             assert!(all.clone().step_by(PAGE_SIZE).all(is_home));
-            calls.with_state(|state| program.adopt(state, &all));
+            calls.with_state(|state| Adoption::of(program).adopt(state, &all));
             assert!(calls.managed(&all).is_empty());
         });
     }

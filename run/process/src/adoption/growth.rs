@@ -1,17 +1,12 @@
 //! Which memory can be managed, and whether the program could pass its bound with it.
+use crate::adoption::Adoption;
 use crate::marks::state::ProgramState;
-use crate::program::ManagedProgram;
-use alloc::vec::Vec;
-use core::ops::Range;
 use memfold_engine::known::TOP;
-use memfold_os::memory::zone::overlaps_own;
 
-/// Access of memory that is taken under management.
-pub const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
-/// [`ManagedProgram::may_pass`] may find so much of the bound too late.
+/// [`Adoption::may_pass`] may find so much of the bound too late.
 const SUM_SHARE: u64 = 32;
 
-impl ManagedProgram {
+impl Adoption<'_> {
     /// Returns whether memory that isn't managed could pass the bound with no further call, once it
     /// has `grows` bytes more. What is writable counts, touched or not: threads may touch all of it
     /// while no engine thread has a CPU.
@@ -19,7 +14,7 @@ impl ManagedProgram {
     /// `state.writable` is at least as much, and only when it passes the bound, the mappings are
     /// summed. A sum is not due again before one part in [`SUM_SHARE`] of the bound was mapped.
     pub fn may_pass(&self, state: &mut ProgramState, grows: u64) -> bool {
-        if self.is_managing() || !state.takes() || !self.pager.limits().is_bounded() {
+        if self.memory.is_managing() || !state.takes() || !self.pager.limits().is_bounded() {
             return false;
         }
         let bound = self.pager.limits().bound_bytes();
@@ -28,7 +23,7 @@ impl ManagedProgram {
             state.writable = Some(most);
             return false;
         }
-        let Some(all) = self.read_suitable(&(0..TOP)) else {
+        let Some(all) = self.memory.read_suitable(&(0..TOP)) else {
             // Nothing was counted, so the next call counts again.
             state.writable = None;
             return false;
@@ -39,42 +34,14 @@ impl ManagedProgram {
         state.writable = Some(sum.min(bound - bound / SUM_SHARE));
         sum > bound
     }
-
-    /// Returns the suitable mappings in a range; none if the mappings can't be read.
-    pub fn suitable(&self, range: &Range<usize>) -> Vec<Range<usize>> {
-        self.read_suitable(range).unwrap_or_default()
-    }
-
-    /// Returns the suitable mappings in a range, or `None` if the mappings can't be read.
-    fn read_suitable(&self, range: &Range<usize>) -> Option<Vec<Range<usize>>> {
-        let mut all: Vec<Range<usize>> = Vec::new();
-        let done = self.maps.each(range.start, range.end.min(TOP), |found| {
-            let part = found.start..found.end;
-            let suits = found.anonymous && self.suits(found.access) && found.end <= TOP;
-            match all.last_mut() {
-                _ if !suits || found.end == self.stack_end => {}
-                _ if overlaps_own(found.start, found.end) => {}
-                Some(last) if last.end == part.start => last.end = part.end,
-                _ => all.push(part),
-            }
-        });
-        done.is_ok().then_some(all)
-    }
-
-    /// Returns whether memory with this access is taken: it must be readable and writable.
-    /// Executable memory is taken too, unless memory is hidden: hidden memory is shown again with
-    /// the access that most memory has.
-    pub fn suits(&self, access: i32) -> bool {
-        let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
-        access & asked == PLAIN
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::fixture::{Calls, Room, each_paging_alone, raw};
-    use core::sync::atomic::Ordering::SeqCst;
+    use crate::program::PLAIN;
+    use core::ops::Range;
     use memfold_os::units::PAGE_SIZE;
 
     /// So much of the bound is mapped, and more than the rest of the test's process has.
@@ -90,11 +57,12 @@ mod tests {
     #[test]
     fn writable_memory_counts_though_it_was_never_touched() {
         each_paging_alone(|program| {
-            program.managing.store(false, SeqCst);
+            program.memory().set_managing(false);
             let (calls, room) = (Calls(program), Room::new(MOST / PAGE_SIZE));
             let (all, bound) =
-                (room.pages(0..MOST / PAGE_SIZE), program.pager.limits().bound_bytes());
-            let passes = |grows: u64| calls.with_state(|state| program.may_pass(state, grows));
+                (room.pages(0..MOST / PAGE_SIZE), program.pager().limits().bound_bytes());
+            let passes =
+                |grows: u64| calls.with_state(|state| Adoption::of(program).may_pass(state, grows));
             assert!(!passes(0), "reserved memory isn't writable");
             set_access(&all, PLAIN);
             // The next sum finds it. The rest of the test's process may have nothing that counts.

@@ -13,6 +13,9 @@ use memfold_run::member;
 use memfold_run::table::{LeastBytes, ProcessSlot};
 use memfold_stats::Stats;
 
+/// A process that is not the largest reports that the limit can't be kept only after so much time,
+/// nanoseconds.
+const LARGEST_NS: u64 = 320_000_000;
 /// Causes with fewer bytes are not named.
 const TOLD_BYTES: u64 = 256 << 10;
 
@@ -148,6 +151,40 @@ fn list(
     text.write_str(".")
 }
 
+/// When this process reports that the limit can't be kept.
+#[derive(Default)]
+pub struct LimitReport {
+    /// When a look found that first, nanoseconds, while the process waits for another one's report.
+    past_since_ns: Option<u64>,
+    is_made: bool,
+}
+
+impl LimitReport {
+    /// Returns whether the process reports now, at `now_ns`, that the limit can't be kept. It does
+    /// once. The largest process reports at once. Others wait, because the largest may be unable to
+    /// look.
+    pub fn takes_turn(&mut self, is_largest: bool, now_ns: u64) -> bool {
+        let since_ns = self.past_since_ns.take().unwrap_or(now_ns);
+        let has_turn = !self.is_made && (is_largest || now_ns - since_ns >= LARGEST_NS);
+        self.is_made |= has_turn;
+        if !self.is_made {
+            self.past_since_ns = Some(since_ns);
+        }
+        has_turn
+    }
+
+    /// Notes that the limit can be kept again.
+    pub fn wait_no_more(&mut self) {
+        self.past_since_ns = None;
+    }
+
+    /// Returns when the process has waited long enough for another one's report, if it waits. It may
+    /// sleep by then.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.past_since_ns.map(|since_ns| since_ns + LARGEST_NS)
+    }
+}
+
 /// Returns the bytes of this process that stay in memory, by cause.
 fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
     let mut sums = [0u64; CAUSES.len() + NAMES.len()];
@@ -189,6 +226,16 @@ mod tests {
         let all = [(3 << 20, "is locked"), (TOLD_BYTES - 1, "is small"), (TOLD_BYTES, "is pinned")];
         assert_eq!(sentence(&all), " In process 7, 3.0 MiB is locked, 256.0 KiB is pinned.");
         assert_eq!(sentence(&all[..1]), " In process 7, 3.0 MiB is locked.");
+    }
+
+    #[test]
+    fn limit_is_reported_once_by_the_largest_or_if_that_does_not() {
+        let mut report = LimitReport::default();
+        assert!(report.takes_turn(true, 5) && !report.takes_turn(true, 6));
+        let mut report = LimitReport::default();
+        assert!(!report.takes_turn(false, 5) && !report.takes_turn(false, 4 + LARGEST_NS));
+        assert_eq!(report.due_ns(), Some(5 + LARGEST_NS));
+        assert!(report.takes_turn(false, 5 + LARGEST_NS) && report.due_ns().is_none());
     }
 
     #[test]

@@ -4,14 +4,16 @@
 //! so nothing is dropped. Zeros are written to the pages afterwards. A call in progress would read
 //! or overwrite such zeros if the kernel had dropped the pages. MADV_FREE may leave pages as they
 //! are, so here it does. A guard ends the other call, as the kernel specifies.
+use crate::adoption::Adoption;
 use crate::mappings::call::{HeapLoan, whole};
 use crate::marks::ranges::{RangeSet, without};
 use crate::marks::state::{ApartCall, MemoryMark, ProgramState};
-use crate::program::ManagedProgram;
+use crate::program::{ManagedProgram, ProgramAccount, ProgramMemory, ProgramThreads};
 use alloc::vec::Vec;
 use core::iter::once;
 use core::ops::Range;
 use memfold_engine::mappings::calls::failed;
+use memfold_engine::pager::Pager;
 use memfold_gate::{child, read_bytes, touch, write_bytes};
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
@@ -67,7 +69,28 @@ fn is_gone(result: isize) -> bool {
     result == 0 || result == -(libc::ENOMEM as isize)
 }
 
-impl ManagedProgram {
+/// Makes `madvise` and `process_madvise`.
+#[derive(Copy, Clone)]
+pub struct AdviceCalls<'a> {
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    account: &'a ProgramAccount,
+    threads: &'a ProgramThreads,
+    adoption: Adoption<'a>,
+}
+
+impl AdviceCalls<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> AdviceCalls<'_> {
+        AdviceCalls {
+            pager: program.pager(),
+            memory: program.memory(),
+            account: program.account(),
+            threads: program.threads(),
+            adoption: Adoption::of(program),
+        }
+    }
+
     /// Does `madvise(start, len, advice)`, which `make` makes.
     pub fn advise(&self, start: usize, len: usize, advice: i32, make: MakeAdvice) -> isize {
         let Some(range) = whole(start, len) else { return make() };
@@ -85,7 +108,7 @@ impl ManagedProgram {
         // The kernel removes nothing from private memory, and may wait for a file system.
         let only_files = || {
             let touches = || self.pager.mappings().touches(&range);
-            advice == libc::MADV_REMOVE && !self.try_on_behalf(touches).unwrap_or(false)
+            advice == libc::MADV_REMOVE && !self.threads.try_on_behalf(touches).unwrap_or(false)
         };
         if !CONCERNING.contains(&advice) || only_files() {
             return make();
@@ -93,22 +116,23 @@ impl ManagedProgram {
         let child = child();
         let mut made = None;
         let mut note = || *made.insert(make());
-        let served = self.try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
+        let served =
+            self.threads.try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
         let Some(advised) = served else { return made.unwrap_or_else(make) };
         match advised {
             Ok((result, held)) => {
                 if !held.is_empty() {
-                    HeapLoan::new(self, held).iter().for_each(write_zeros);
+                    HeapLoan::new(self.threads, held).iter().for_each(write_zeros);
                 }
                 result
             }
             Err(apart) => {
                 let result = make();
-                self.try_on_behalf(|| {
-                    let state = &mut *self.state.lock();
+                self.threads.try_on_behalf(|| {
+                    let state = &mut *self.memory.state().lock();
                     let parts = state.end_apart(apart).parts;
-                    parts.iter().for_each(|part| self.adopt(state, part));
+                    parts.iter().for_each(|part| self.adoption.adopt(state, part));
                 });
                 result
             }
@@ -125,10 +149,10 @@ impl ManagedProgram {
         make: MakeAdvice,
         child: Option<usize>,
     ) -> Result<(isize, Vec<Range<usize>>), ApartCall> {
-        let mut state = self.state.lock();
+        let mut state = self.memory.state().lock();
         let state = &mut *state;
-        if DISCARDS.contains(&advice) && self.is_watched(state, &range) {
-            return Err(self.begin_apart(state, child, [range, 0..0]));
+        if DISCARDS.contains(&advice) && state.is_watched(&range) {
+            return Err(self.memory.begin_apart(state, child, [range, 0..0]));
         }
         let mark = match advice {
             libc::MADV_DONTFORK | libc::MADV_DOFORK => Some(MemoryMark::DontFork),
@@ -146,11 +170,11 @@ impl ManagedProgram {
                 let result = make();
                 if result == 0 {
                     state.marked(MemoryMark::Guard).remove(&range);
-                    self.adopt(state, &range);
+                    self.adoption.adopt(state, &range);
                 }
                 result
             }
-            libc::MADV_DONTDUMP if self.config.fold_dont_dump => make(),
+            libc::MADV_DONTDUMP if self.account.folds_dont_dump() => make(),
             libc::MADV_DONTFORK | libc::MADV_WIPEONFORK | libc::MADV_DONTDUMP => {
                 let mark = mark.expect("each of these marks");
                 self.each_done(&range, advice, make, |part, make| {
@@ -158,7 +182,7 @@ impl ManagedProgram {
                     if is_gone(result) {
                         state.marked(mark).add(part.clone());
                         if mark != MemoryMark::DontFork {
-                            self.leave(part);
+                            self.memory.leave(part);
                         }
                     }
                     result
@@ -172,7 +196,7 @@ impl ManagedProgram {
                 if let Some(mark) = mark {
                     state.marked(mark).remove(&range);
                 }
-                self.adopt(state, &range);
+                self.adoption.adopt(state, &range);
                 result
             }
             _ => make(),
@@ -184,9 +208,9 @@ impl ManagedProgram {
     /// a guard would replace it. With a userfaultfd the range stays registered, so that its mapping
     /// isn't split.
     fn guard(&self, state: &mut ProgramState, range: &Range<usize>, make: MakeAdvice) -> isize {
-        let result = if self.paging.hides() {
+        let result = if self.memory.paging().hides() {
             // Guarded pages can't be filled, so they can't be hidden again.
-            self.leave(range);
+            self.memory.leave(range);
             make()
         } else {
             let _leaving = self.pager.holds().mark_leaving(once(range.clone()));
@@ -194,7 +218,7 @@ impl ManagedProgram {
         };
         match is_gone(result) {
             true => state.marked(MemoryMark::Guard).add(range.clone()),
-            false => self.adopt(state, range),
+            false => self.adoption.adopt(state, range),
         }
         result
     }
@@ -211,7 +235,7 @@ impl ManagedProgram {
     ) -> isize {
         let result = done(range, make);
         if !is_gone(result) {
-            let parts = self.mappings(range);
+            let parts = self.memory.mappings(range);
             let _ = parts
                 .iter()
                 .take_while(|part| is_gone(done(part, &mut || raw(part, advice))))
@@ -339,7 +363,9 @@ impl ManagedProgram {
     /// Hides the managed parts of a range, where memory is hidden. Returns `false` if there are too
     /// many mappings; then some parts may be hidden.
     fn hides_managed(&self, managed: &[Range<usize>], range: &Range<usize>) -> bool {
-        self.managed_within(managed, range).iter().all(|part| self.paging.hide(part).is_ok())
+        self.managed_within(managed, range)
+            .iter()
+            .all(|part| self.memory.paging().hide(part).is_ok())
     }
 
     fn managed_within(&self, managed: &[Range<usize>], part: &Range<usize>) -> Vec<Range<usize>> {
@@ -350,7 +376,7 @@ impl ManagedProgram {
     /// Folds the managed parts of a range now, or with MADV_COLD before other memory. Then the kernel
     /// finds nothing there that it could swap. It serves the rest, and returns the errors.
     fn fold(&self, range: &Range<usize>, advice: i32, make: MakeAdvice) -> isize {
-        self.try_on_behalf(|| {
+        self.threads.try_on_behalf(|| {
             let mappings = self.pager.mappings();
             // The range may be most of the address space.
             let managed = mappings.managed_parts(range);
@@ -376,13 +402,14 @@ impl ManagedProgram {
         // `expect` may begin the management of the range, because the kernel would fill unmanaged
         // memory all at once. The rest runs with no lock held, because it may wait for another
         // thread.
-        let (managed, parts) = self.on_behalf(|| {
-            self.expect(&mut self.state.lock(), range.len());
+        let (managed, parts) = self.threads.on_behalf(|| {
+            self.adoption.expect(&mut self.memory.state().lock(), range.len());
             let managed = self.pager.mappings().managed_parts(range);
             let parts = pieces(range, &managed);
             (managed, parts)
         });
-        let (managed, parts) = (HeapLoan::new(self, managed), HeapLoan::new(self, parts));
+        let (managed, parts) =
+            (HeapLoan::new(self.threads, managed), HeapLoan::new(self.threads, parts));
         if managed.is_empty() {
             return make();
         }

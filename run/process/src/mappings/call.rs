@@ -1,5 +1,5 @@
 //! Helpers for these calls.
-use crate::program::ManagedProgram;
+use crate::program::ProgramThreads;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, Range};
 use memfold_engine::known::TOP;
@@ -11,15 +11,15 @@ pub type MakeCall<'a> = &'a mut (dyn FnMut(&[usize; 6]) -> isize + Send);
 /// The result of a call for which there is no memory, or no mapping.
 pub const NO_MEMORY: isize = -(libc::ENOMEM as isize);
 
-/// A value in the engine's heap, which is freed by [`ManagedProgram::on_behalf`].
+/// A value in the engine's heap, which is freed by [`ProgramThreads::on_behalf`].
 pub struct HeapLoan<'a, T: Send> {
-    program: &'a ManagedProgram,
+    threads: &'a ProgramThreads,
     what: ManuallyDrop<T>,
 }
 
 impl<T: Send> HeapLoan<'_, T> {
-    pub fn new(program: &ManagedProgram, what: T) -> HeapLoan<'_, T> {
-        HeapLoan { program, what: ManuallyDrop::new(what) }
+    pub fn new(threads: &ProgramThreads, what: T) -> HeapLoan<'_, T> {
+        HeapLoan { threads, what: ManuallyDrop::new(what) }
     }
 }
 
@@ -35,7 +35,7 @@ impl<T: Send> Drop for HeapLoan<'_, T> {
     fn drop(&mut self) {
         let what = &mut self.what;
         // SAFETY: this drops the value once, and nothing uses it afterwards.
-        self.program.try_on_behalf(|| unsafe { ManuallyDrop::drop(what) });
+        self.threads.try_on_behalf(|| unsafe { ManuallyDrop::drop(what) });
     }
 }
 

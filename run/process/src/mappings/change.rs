@@ -1,13 +1,18 @@
 //! The calls that change mappings or give memory up.
-use crate::adoption::growth::PLAIN;
+use crate::adoption::Adoption;
 use crate::diagnostics::warn_once;
 use crate::limits;
+use crate::mappings::advice::AdviceCalls;
 use crate::mappings::call::{HeapLoan, MakeCall, NO_MEMORY, end_of, whole};
+use crate::mappings::given::GivenCalls;
+use crate::mappings::locks::LockCalls;
+use crate::mappings::remap::RemapCalls;
 use crate::marks::state::{ApartCall, MemoryMark, ProgramState};
-use crate::program::{ManagedProgram, lost, moves_lost};
+use crate::program::{ManagedProgram, PLAIN, ProgramMemory, ProgramThreads, lost, moves_lost};
 use core::ops::Range;
 use memfold_engine::known::TOP;
 use memfold_engine::mappings::calls::failed;
+use memfold_engine::pager::Pager;
 use memfold_gate::child;
 use memfold_os::memory::zone::lock_again;
 use memfold_os::raw::{program_break, system_call};
@@ -99,7 +104,34 @@ fn unmanaged(nr: usize, args: &[usize; 6], made: isize, make: MakeCall) -> isize
     make(&[made as usize, args[1], args[2], flags, args[4], args[5]])
 }
 
-impl ManagedProgram {
+/// Makes the calls that change mappings or give memory up.
+#[derive(Copy, Clone)]
+pub struct ChangeCalls<'a> {
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    threads: &'a ProgramThreads,
+    adoption: Adoption<'a>,
+    advice: AdviceCalls<'a>,
+    locks: LockCalls<'a>,
+    remaps: RemapCalls<'a>,
+    given: GivenCalls<'a>,
+}
+
+impl ChangeCalls<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> ChangeCalls<'_> {
+        ChangeCalls {
+            pager: program.pager(),
+            memory: program.memory(),
+            threads: program.threads(),
+            adoption: Adoption::of(program),
+            advice: AdviceCalls::of(program),
+            locks: LockCalls::of(program),
+            remaps: RemapCalls::of(program),
+            given: GivenCalls::of(program),
+        }
+    }
+
     /// Makes a call that changes mappings.
     pub fn change(&self, nr: usize, args: &[usize; 6], make: MakeCall) -> isize {
         let [start, len, third, ..] = *args;
@@ -108,27 +140,29 @@ impl ManagedProgram {
         }
         match nr as i64 {
             libc::SYS_ioctl => {
-                if let Some(refused) = self.refuse(len, third) {
+                if let Some(refused) = self.given.refuse(len, third) {
                     return refused;
                 }
-                self.give(len, third);
+                self.given.give(len, third);
                 return make(args);
             }
             libc::SYS_madvise => {
-                return self.advise(start, len, third as i32, &mut || make(args));
+                return self.advice.advise(start, len, third as i32, &mut || make(args));
             }
-            libc::SYS_process_madvise => return self.advise_process(args, make),
-            libc::SYS_mlock | libc::SYS_mlock2 => return self.lock(args, make),
-            libc::SYS_mlockall => return self.lock_all(args, make),
+            libc::SYS_process_madvise => return self.advice.advise_process(args, make),
+            libc::SYS_mlock | libc::SYS_mlock2 => return self.locks.lock(args, make),
+            libc::SYS_mlockall => return self.locks.lock_all(args, make),
             libc::SYS_mremap => {
-                let parts =
-                    HeapLoan::new(self, self.try_on_behalf(|| self.moved_apart(args)).flatten());
+                let parts = HeapLoan::new(
+                    self.threads,
+                    self.threads.try_on_behalf(|| self.remaps.moved_apart(args)).flatten(),
+                );
                 if let Some(parts) = &*parts {
                     return self.remap_each(args, parts, make);
                 }
             }
             libc::SYS_prctl if start as i32 == libc::PR_SET_MEMORY_MERGE => {
-                return self.merge(args, make);
+                return self.locks.merge(args, make);
             }
             libc::SYS_io_uring_setup | libc::SYS_io_setup => return refuse_submission(nr),
             _ => {}
@@ -142,8 +176,9 @@ impl ManagedProgram {
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
         let mut made = None;
         let mut note = |args: &[usize; 6]| *made.insert(make(args));
-        let served =
-            self.try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)));
+        let served = self
+            .threads
+            .try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)));
         let apart = match (served, made) {
             (Some(Ok(result)), _) => return result,
             (Some(Err(apart)), _) => apart,
@@ -152,7 +187,7 @@ impl ManagedProgram {
             (None, None) => return make(args),
         };
         let result = make(args);
-        self.try_on_behalf(|| self.end_apart(nr, args, apart, result));
+        self.threads.try_on_behalf(|| self.end_apart(nr, args, apart, result));
         result
     }
 
@@ -189,7 +224,7 @@ impl ManagedProgram {
             }
             _ => ([0..0, 0..0], false),
         };
-        let waits = by_itself || waits || ranges.iter().any(|range| self.is_watched(state, range));
+        let waits = by_itself || waits || ranges.iter().any(|range| state.is_watched(range));
         waits.then_some(ranges)
     }
 
@@ -203,18 +238,18 @@ impl ManagedProgram {
         (child, by_itself): (Option<usize>, bool),
     ) -> Result<isize, ApartCall> {
         let [start, len, third, ..] = *args;
-        let mut state = self.state.lock();
+        let mut state = self.memory.state().lock();
         let state = &mut *state;
         if let Some(ranges) = self.ranges_apart(state, nr, args, by_itself) {
-            return Err(self.begin_apart(state, child, ranges));
+            return Err(self.memory.begin_apart(state, child, ranges));
         }
         Ok(match nr as i64 {
             libc::SYS_mmap => self.map(state, args, make),
             libc::SYS_munmap => self.unmap(state, args, make),
-            libc::SYS_mremap => self.remap(state, args, make),
+            libc::SYS_mremap => self.remaps.remap(state, args, make),
             libc::SYS_brk => self.set_break(state, args, make),
             libc::SYS_mprotect | libc::SYS_pkey_mprotect => {
-                if self.paging.hides()
+                if self.memory.paging().hides()
                     && let Some(range) = whole(start, len)
                 {
                     let is_plain = third as i32 == PLAIN && nr as i64 == libc::SYS_mprotect;
@@ -223,23 +258,25 @@ impl ManagedProgram {
                         return Ok(0);
                     }
                     // The program controls the access to this memory from now on.
-                    self.leave(&range);
+                    self.memory.leave(&range);
                 }
-                if self.suits(third as i32) && self.may_pass(state, len as u64) {
-                    self.begin_managing(state);
+                if self.memory.suits(third as i32) && self.adoption.may_pass(state, len as u64) {
+                    self.adoption.begin_managing(state);
                 }
                 let result = make(args);
-                if result == 0 && self.suits(third as i32) {
-                    self.adopt_later(state, &(start..end_of(start, len)));
+                if result == 0 && self.memory.suits(third as i32) {
+                    self.adoption.adopt_later(state, &(start..end_of(start, len)));
                 }
                 result
             }
-            SYS_MSEAL if self.paging.hides() && third == 0 => self.seal(state, args, make),
+            SYS_MSEAL if self.memory.paging().hides() && third == 0 => {
+                self.locks.seal(state, args, make)
+            }
             libc::SYS_munlock => {
                 let result = make(args);
                 let range = start & !(PAGE_SIZE - 1)..end_of(start, len);
                 state.marked(MemoryMark::Locked).remove(&range);
-                self.adopt(state, &range);
+                self.adoption.adopt(state, &range);
                 result
             }
             libc::SYS_munlockall => {
@@ -247,7 +284,7 @@ impl ManagedProgram {
                 lock_again();
                 state.locks_future = false;
                 state.marked(MemoryMark::Locked).clear();
-                self.adopt(state, &(0..TOP));
+                self.adoption.adopt(state, &(0..TOP));
                 result
             }
             _ => make(args),
@@ -256,7 +293,7 @@ impl ManagedProgram {
 
     /// Ends a call that was made with no lock held.
     fn end_apart(&self, nr: usize, args: &[usize; 6], apart: ApartCall, result: isize) {
-        let mut state = self.state.lock();
+        let mut state = self.memory.state().lock();
         let state = &mut *state;
         let before = state.end_apart(apart);
         let parts = &before.parts;
@@ -265,23 +302,24 @@ impl ManagedProgram {
             _ => failed(result),
         };
         if is_failed {
-            return parts.iter().for_each(|part| self.adopt(state, part));
+            return parts.iter().for_each(|part| self.adoption.adopt(state, part));
         }
         for part in parts {
             // Faults there are no longer the program's to handle, except where mremap moves them.
             if nr as i64 != libc::SYS_mremap {
                 state.forget(part);
-                self.forget_faults(part);
+                self.memory.forget_faults(part);
             }
         }
         match nr as i64 {
             libc::SYS_mmap => {
                 self.note_mapped(state, args, result);
                 if may_be_anonymous(args[2] as i32, args[3] as i32) {
-                    self.adopt(state, &(result as usize..end_of(result as usize, args[1])));
+                    self.adoption
+                        .adopt(state, &(result as usize..end_of(result as usize, args[1])));
                 }
             }
-            libc::SYS_mremap => self.note_remapped(state, args, before, result),
+            libc::SYS_mremap => self.remaps.note_remapped(state, args, before, result),
             _ => {}
         }
     }
@@ -290,15 +328,15 @@ impl ManagedProgram {
         let len = args[1];
         let (access, flags) = (args[2] as i32, args[3] as i32);
         let is_usual = is_private_anonymous(flags) && flags & UNUSUAL == 0;
-        let could = is_usual && self.suits(access) && state.takes();
+        let could = is_usual && self.memory.suits(access) && state.takes();
         // Memory with MAP_NORESERVE that is larger than the bound is mostly used only in small part,
         // unless the kernel is to fill it at once.
         let is_reserved = flags & (libc::MAP_NORESERVE | libc::MAP_POPULATE) != libc::MAP_NORESERVE;
         let is_sparse = !is_reserved && len as u64 > self.pager.limits().bound_bytes();
         if could && !is_sparse {
-            self.expect_new(state, len);
+            self.adoption.expect_new(state, len);
         }
-        let suits = could && self.is_managing();
+        let suits = could && self.memory.is_managing();
         let mut args = *args;
         if suits {
             // MAP_POPULATE would fill pages that are about to be folded. It guarantees nothing, so
@@ -311,11 +349,11 @@ impl ManagedProgram {
         let range = result as usize..end_of(result as usize, len);
         match failed(result) {
             true => {}
-            false if suits => self.take_new(state, &range),
+            false if suits => self.adoption.take_new(state, &range),
             false if could && is_sparse => state.sparse.add(range),
             // Of memory with a file, only that of /dev/zero is taken.
             false if !is_private_anonymous(flags) && may_be_anonymous(access, flags) => {
-                self.adopt(state, &range);
+                self.adoption.adopt(state, &range);
             }
             false => {}
         }
@@ -326,7 +364,8 @@ impl ManagedProgram {
     /// These are not managed, so the kernel lets only unmanaged memory grow.
     fn note_growing(&self, state: &mut ProgramState, range: &Range<usize>) {
         let mut free_from = 0;
-        let _ = self.maps.each(0, range.start, |found| free_from = found.end.min(range.start));
+        let _ =
+            self.memory.maps().each(0, range.start, |found| free_from = found.end.min(range.start));
         let lowest = range.start + PAGE_SIZE;
         state.marked(MemoryMark::Other).add(free_from..lowest);
     }
@@ -334,19 +373,19 @@ impl ManagedProgram {
     /// Records an mmap that was made.
     fn note_mapped(&self, state: &mut ProgramState, args: &[usize; 6], result: isize) {
         if failed(result) {
-            return self.adopt(state, &replaced(args));
+            return self.adoption.adopt(state, &replaced(args));
         }
         let range = result as usize..end_of(result as usize, args[1]);
         let flags = args[3] as i32;
         state.note_new(&range);
         state.forget(&range);
-        self.forget_faults(&range);
+        self.memory.forget_faults(&range);
         if self.pager.mappings().touches(&range) {
             // The former mapping was unmapped without the gate.
             self.pager.mappings().end(range.clone());
         }
         if is_private_anonymous(flags) {
-            self.known.set(&range);
+            self.memory.known().set(&range);
             if flags & libc::MAP_GROWSDOWN != 0 {
                 self.note_growing(state, &range);
             }
@@ -366,7 +405,7 @@ impl ManagedProgram {
         let result = self.pager.mappings().end_with(range.clone(), || make(args), |made| made == 0);
         if result == 0 {
             state.forget(&range);
-            self.forget_faults(&range);
+            self.memory.forget_faults(&range);
             state.mapped_since = state.mapped_since.saturating_sub(range.len());
         }
         result
@@ -384,14 +423,29 @@ impl ManagedProgram {
             return result;
         }
         let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
-        self.expect_new(state, wanted.saturating_sub(before));
+        self.adoption.expect_new(state, wanted.saturating_sub(before));
         let result = make(args);
         let range = page(before)..page(result as usize);
         if !failed(result) && !range.is_empty() {
             state.forget(&range);
-            self.known.set(&range);
-            self.adopt_later(state, &range);
+            self.memory.known().set(&range);
+            self.adoption.adopt_later(state, &range);
         }
         result
+    }
+
+    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel
+    /// does. At a gap between them, the memory at the new place stays. If one can't be moved, those
+    /// before it remain moved.
+    fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: MakeCall) -> isize {
+        let [start, _, _, flags, to, _] = *args;
+        for part in parts {
+            let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
+            let result = self.change(libc::SYS_mremap as usize, &its, make);
+            if failed(result) {
+                return result;
+            }
+        }
+        to as isize
     }
 }

@@ -6,9 +6,10 @@
 //! engine's. Such a request is answered as if the memory were not registered.
 use crate::diagnostics::warn_once;
 use crate::marks::state::{MemoryMark, ProgramState};
-use crate::program::ManagedProgram;
+use crate::program::{MARK, ManagedProgram, ProgramMemory, ProgramRelations, ProgramThreads};
 use core::ops::Range;
 use memfold_engine::known::TOP;
+use memfold_engine::pager::Pager;
 use memfold_gate::{read_bytes, write_bytes};
 use memfold_os::units::PAGE_SIZE;
 
@@ -75,7 +76,26 @@ pub fn gives(request: usize) -> bool {
     all.contains(&(request & u32::MAX as usize))
 }
 
-impl ManagedProgram {
+/// Prepares the `ioctl`s that give memory away, and refuses those that would change managed memory.
+#[derive(Copy, Clone)]
+pub struct GivenCalls<'a> {
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    threads: &'a ProgramThreads,
+    relations: &'a ProgramRelations,
+}
+
+impl GivenCalls<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> GivenCalls<'_> {
+        GivenCalls {
+            pager: program.pager(),
+            memory: program.memory(),
+            threads: program.threads(),
+            relations: program.relations(),
+        }
+    }
+
     /// Returns the answer to an `ioctl` of a userfaultfd of the program that would change managed
     /// memory. Returns `None` for all others.
     pub fn refuse(&self, request: usize, arg: usize) -> Option<isize> {
@@ -87,7 +107,7 @@ impl ManagedProgram {
         let has_source = [UFFDIO_COPY, UFFDIO_MOVE].contains(&request);
         let len_at = if has_source { arg + 16 } else { arg + 8 };
         let range = pages_of(word(arg)?, word(len_at)?);
-        if range.is_empty() || !self.on_behalf(|| self.pager.mappings().touches(&range)) {
+        if range.is_empty() || !self.threads.on_behalf(|| self.pager.mappings().touches(&range)) {
             return None;
         }
         // The last word of the argument is for the kernel's progress, or its error.
@@ -112,7 +132,7 @@ impl ManagedProgram {
             ),
             UFFDIO_API => {
                 if word(arg + FEATURES_AT).is_some_and(|features| features & EVENT_FORK != 0) {
-                    self.tell_of_copies();
+                    self.note_copies();
                 }
                 return;
             }
@@ -131,7 +151,8 @@ impl ManagedProgram {
         each_given(request, arg, |start, len| {
             let range = pages_of(start, len);
             if !range.is_empty() {
-                self.on_behalf(|| self.give_range(&mut self.state.lock(), request, range));
+                self.threads
+                    .on_behalf(|| self.give_range(&mut self.memory.state().lock(), request, range));
             }
         });
     }
@@ -140,20 +161,21 @@ impl ManagedProgram {
         state.has_userfault |= request == UFFDIO_REGISTER;
         state.note_new(&range);
         match request {
-            UFFDIO_REGISTER => self.faults_of_program.lock().add(range.clone()),
-            UFFDIO_UNREGISTER => self.faults_of_program.lock().remove(&range),
+            UFFDIO_REGISTER => self.memory.add_faults(range.clone()),
+            UFFDIO_UNREGISTER => self.memory.forget_faults(&range),
             _ => {}
         }
         if request != UFFDIO_UNREGISTER {
             state.marked(MemoryMark::Other).add(range.clone());
         }
-        self.leave(&range);
+        self.memory.leave(&range);
     }
 
-    /// Records that the contents of a range are gone or have moved. Faults there are no longer the
-    /// program's to handle.
-    pub fn forget_faults(&self, range: &Range<usize>) {
-        self.faults_of_program.lock().remove(range);
+    /// Prepares for a userfaultfd of the program that gets an event for each copy of the process.
+    fn note_copies(&self) {
+        MARK.lock();
+        self.threads.start_serving(self.memory.state());
+        self.relations.tell_of_copies();
     }
 }
 

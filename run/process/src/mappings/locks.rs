@@ -1,8 +1,9 @@
 //! The calls that lock memory, seal it, or open it to merging. The memory leaves management.
+use crate::adoption::Adoption;
 use crate::mappings::call::{HeapLoan, MakeCall, end_of, whole};
 use crate::marks::ranges::without;
 use crate::marks::state::{MemoryMark, ProgramState};
-use crate::program::ManagedProgram;
+use crate::program::{ManagedProgram, ProgramMemory, ProgramThreads};
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_engine::known::TOP;
@@ -29,16 +30,33 @@ fn fill(range: &Range<usize>, access: i32) {
     }
 }
 
-impl ManagedProgram {
+/// Makes the calls that lock memory, seal it, or open it to merging.
+#[derive(Copy, Clone)]
+pub struct LockCalls<'a> {
+    memory: &'a ProgramMemory,
+    threads: &'a ProgramThreads,
+    adoption: Adoption<'a>,
+}
+
+impl LockCalls<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> LockCalls<'_> {
+        LockCalls {
+            memory: program.memory(),
+            threads: program.threads(),
+            adoption: Adoption::of(program),
+        }
+    }
+
     /// Does `mseal`. Sealed memory can't change, so it can't be hidden.
     pub fn seal(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
         state.marked(MemoryMark::Other).add(range.clone());
-        self.leave(&range);
+        self.memory.leave(&range);
         let result = make(args);
         if failed(result) {
             state.marked(MemoryMark::Other).remove(&range);
-            self.adopt(state, &range);
+            self.adoption.adopt(state, &range);
         }
         result
     }
@@ -49,13 +67,14 @@ impl ManagedProgram {
         if range.is_empty() {
             return make(args);
         }
-        let added = self.on_behalf(|| self.note_locked(&mut self.state.lock(), &range));
+        let added =
+            self.threads.on_behalf(|| self.note_locked(&mut self.memory.state().lock(), &range));
         // The kernel fills the memory, and may wait for a thread that handles its faults.
         let result = make(args);
-        self.on_behalf(|| {
+        self.threads.on_behalf(|| {
             if failed(result) {
                 let rest = self.not_locked(&range, result);
-                self.note_unlocked(&mut self.state.lock(), &added, &rest);
+                self.note_unlocked(&mut self.memory.state().lock(), &added, &rest);
             }
             drop(added);
         });
@@ -68,7 +87,7 @@ impl ManagedProgram {
         let locked = state.marked(MemoryMark::Locked);
         let added = without(range, &locked.within(range));
         locked.add(range.clone());
-        self.leave(range);
+        self.memory.leave(range);
         added
     }
 
@@ -82,7 +101,7 @@ impl ManagedProgram {
         for part in added {
             state.marked(MemoryMark::Locked).remove(&(part.start.max(range.start)..part.end));
         }
-        self.adopt(state, range);
+        self.adoption.adopt(state, range);
     }
 
     /// Returns the part of a range that a failed `mlock` has not locked. The kernel may have locked
@@ -93,7 +112,7 @@ impl ManagedProgram {
             unsafe { system_call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]) }.is_ok()
         };
         let mut end = range.start;
-        for part in self.mappings(range) {
+        for part in self.memory.mappings(range) {
             if !is_partial(failure) || part.start != end || !lock(&part) {
                 break;
             }
@@ -109,8 +128,8 @@ impl ManagedProgram {
         let flags = args[0] as i32;
         let has = |flag: i32| flags & flag != 0;
         let range = if has(libc::MCL_CURRENT) { 0..TOP } else { 0..0 };
-        let (before, added) = self.on_behalf(|| {
-            let mut state = self.state.lock();
+        let (before, added) = self.threads.on_behalf(|| {
+            let mut state = self.memory.state().lock();
             let before = state.locks_future;
             state.locks_future |= has(libc::MCL_FUTURE);
             (before, self.note_locked(&mut state, &range))
@@ -121,8 +140,8 @@ impl ManagedProgram {
         }
         let result = make(&marked);
         let fills = has(libc::MCL_CURRENT) && !has(libc::MCL_ONFAULT) && !failed(result);
-        let all = self.on_behalf(|| {
-            let mut state = self.state.lock();
+        let all = self.threads.on_behalf(|| {
+            let mut state = self.memory.state().lock();
             if failed(result) {
                 state.locks_future = before;
                 self.note_unlocked(&mut state, &added, &range);
@@ -133,7 +152,7 @@ impl ManagedProgram {
             drop(added);
             if fills { self.all_of_program() } else { Vec::new() }
         });
-        let all = HeapLoan::new(self, all);
+        let all = HeapLoan::new(self.threads, all);
         if fills && has(libc::MCL_FUTURE) {
             let args = [libc::MCL_FUTURE as usize, 0, 0, 0, 0, 0];
             // Future memory is to be filled at once after all. SAFETY: mlockall changes no byte.
@@ -148,7 +167,7 @@ impl ManagedProgram {
     /// Returns all mappings that aren't the engine's, each with its access.
     fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
         let mut all = Vec::new();
-        let _ = self.maps.each(0, TOP, |found| {
+        let _ = self.memory.maps().each(0, TOP, |found| {
             if !overlaps_own(found.start, found.end) {
                 all.push((found.start..found.end, found.access));
             }
@@ -159,8 +178,8 @@ impl ManagedProgram {
     /// Does `prctl(PR_SET_MEMORY_MERGE)`.
     pub fn merge(&self, args: &[usize; 6], make: MakeCall) -> isize {
         let merges = args[1] != 0;
-        let before = self.on_behalf(|| {
-            let mut state = self.state.lock();
+        let before = self.threads.on_behalf(|| {
+            let mut state = self.memory.state().lock();
             let before = state.merges;
             if merges && !before {
                 self.set_merging(&mut state, true);
@@ -170,7 +189,7 @@ impl ManagedProgram {
         let result = make(args);
         let (now, then) = (merges || before, if result == 0 { merges } else { before });
         if now != then {
-            self.on_behalf(|| self.set_merging(&mut self.state.lock(), then));
+            self.threads.on_behalf(|| self.set_merging(&mut self.memory.state().lock(), then));
         }
         result
     }
@@ -181,10 +200,10 @@ impl ManagedProgram {
         state.merges = merges;
         if merges {
             state.marked(MemoryMark::Mergeable).add(0..TOP);
-            self.leave(&(0..TOP));
+            self.memory.leave(&(0..TOP));
         } else {
             state.marked(MemoryMark::Mergeable).clear();
-            self.adopt(state, &(0..TOP));
+            self.adoption.adopt(state, &(0..TOP));
         }
     }
 }

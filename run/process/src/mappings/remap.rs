@@ -5,17 +5,17 @@
 //! userfaultfd, moved memory stays registered ([`crate::paging`]). Where memory is hidden by
 //! protection, all of the source is hidden until the areas have moved. But if the source is several
 //! mappings for the program too, the kernel must find them and refuse to move them.
-use crate::adoption::growth::PLAIN;
+use crate::adoption::Adoption;
 use crate::mappings::call::{MakeCall, NO_MEMORY, end_of, whole};
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::marks::state::{FoundRanges, MemoryMark, ProgramState, RemappedTo};
-use crate::program::ManagedProgram;
+use crate::program::{ManagedProgram, PLAIN, ProgramMemory};
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::Ordering::SeqCst;
 use memfold_engine::fault::{FaultOutcome, PageFault};
 use memfold_engine::holds::LeavingPages;
 use memfold_engine::mappings::calls::{RemapCall, failed};
+use memfold_engine::pager::Pager;
 use memfold_os::memory::zone::unless_own;
 use memfold_os::thread::yield_now;
 use memfold_os::units::PAGE_SIZE;
@@ -37,7 +37,24 @@ impl RemappedTo {
     }
 }
 
-impl ManagedProgram {
+/// Makes `mremap`.
+#[derive(Copy, Clone)]
+pub struct RemapCalls<'a> {
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    adoption: Adoption<'a>,
+}
+
+impl RemapCalls<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> RemapCalls<'_> {
+        RemapCalls {
+            pager: program.pager(),
+            memory: program.memory(),
+            adoption: Adoption::of(program),
+        }
+    }
+
     /// Returns the mappings that an mremap moves, if its range has several mappings or a gap, and
     /// the engine is concerned.
     pub fn moved_apart(&self, args: &[usize; 6]) -> Option<Vec<Range<usize>>> {
@@ -51,24 +68,9 @@ impl ManagedProgram {
         if !self.pager.mappings().touches(&from) && !self.pager.mappings().touches(&to) {
             return None;
         }
-        let parts = self.mappings(&from);
+        let parts = self.memory.mappings(&from);
         let begins = parts.first().is_some_and(|first| first.start == from.start);
         (begins && parts[0] != from).then_some(parts)
-    }
-
-    /// Moves several mappings to one place (Linux 6.17), one by one in their order, as the kernel
-    /// does. At a gap between them, the memory at the new place stays. If one can't be moved, those
-    /// before it remain moved.
-    pub fn remap_each(&self, args: &[usize; 6], parts: &[Range<usize>], make: MakeCall) -> isize {
-        let [start, _, _, flags, to, _] = *args;
-        for part in parts {
-            let its = [part.start, part.len(), part.len(), flags, to + (part.start - start), 0];
-            let result = self.change(libc::SYS_mremap as usize, &its, make);
-            if failed(result) {
-                return result;
-            }
-        }
-        to as isize
     }
 
     /// Makes an mremap.
@@ -79,20 +81,20 @@ impl ManagedProgram {
             return make(args);
         };
         let stays = flags as i32 & PLACED == 0;
-        self.expect_new(state, after.len().saturating_sub(from.len()));
+        self.adoption.expect_new(state, after.len().saturating_sub(from.len()));
         let result = if stays && after.len() <= from.len() {
             let is_done = |made: isize| !failed(made);
             self.pager.mappings().end_with(after.end..from.end, || make(args), is_done)
         } else {
-            let grows = stays && self.paging.hides() && self.is_one(state, &from);
+            let grows = stays && self.memory.paging().hides() && self.is_one(state, &from);
             let grown = if grows { self.grow_hidden(&from, after.end, make) } else { None };
-            if !self.paging.hides() {
+            if !self.memory.paging().hides() {
                 self.join_parts(&from);
             }
             grown.unwrap_or_else(|| self.move_managed(state, args, (&from, &after), make))
         };
         if !failed(result) {
-            let before = self.before(state, core::slice::from_ref(&from));
+            let before = self.memory.before(state, core::slice::from_ref(&from));
             self.note_remapped(state, args, before, result);
         }
         result
@@ -105,7 +107,7 @@ impl ManagedProgram {
         let rest = if managed.is_empty() { return None } else { without(range, &managed) };
         let is_plain = |part: &Range<usize>| {
             let mut end = part.start;
-            let found = self.maps.each(part.start, part.end, |found| {
+            let found = self.memory.maps().each(part.start, part.end, |found| {
                 let continues = found.anonymous && found.access == PLAIN && found.start <= end;
                 end = if continues { found.end } else { usize::MAX };
             });
@@ -119,8 +121,10 @@ impl ManagedProgram {
     /// the rest is registered too, for good.
     fn join_parts(&self, from: &Range<usize>) {
         for part in self.plain_rest(from).unwrap_or_default() {
-            let done = unless_own(part.start, part.end, || self.register(&part, false));
-            self.may_stay_registered.fetch_or(done.is_ok(), SeqCst);
+            let done = unless_own(part.start, part.end, || self.memory.register(&part, false));
+            if done.is_ok() {
+                self.memory.note_registered();
+            }
         }
     }
 
@@ -149,7 +153,7 @@ impl ManagedProgram {
     fn part_from_shut(&self, range: &Range<usize>) {
         for managed in self.pager.mappings().managed_parts(range) {
             let mut edges = Vec::new();
-            let _ = self.maps.each(range.start, range.end, |found| {
+            let _ = self.memory.maps().each(range.start, range.end, |found| {
                 let is_shut = found.anonymous && found.access == libc::PROT_NONE;
                 if is_shut && found.start < managed.start && managed.start <= found.end {
                     edges.push(managed.start);
@@ -158,7 +162,7 @@ impl ManagedProgram {
                     edges.push(managed.end - PAGE_SIZE);
                 }
             });
-            edges.into_iter().for_each(|page| self.leave(&(page..page + PAGE_SIZE)));
+            edges.into_iter().for_each(|page| self.memory.leave(&(page..page + PAGE_SIZE)));
         }
     }
 
@@ -182,7 +186,7 @@ impl ManagedProgram {
         let mappings = self.pager.mappings();
         // The kernel cuts off the rest before it moves memory.
         let moved = from.start..from.start + from.len().min(after.len());
-        let may_hide = self.paging.hides() && mappings.touches(&moved);
+        let may_hide = self.memory.paging().hides() && mappings.touches(&moved);
         let is_hidden = may_hide && self.is_one(state, &moved);
         if may_hide && !is_hidden {
             self.part_from_shut(&moved);
@@ -194,8 +198,11 @@ impl ManagedProgram {
         }
         let remake =
             || if is_hidden { self.remap_hidden(&moved, || make(args)) } else { make(args) };
-        let pinned =
-            if self.paging.hides() { Vec::new() } else { self.pin_held(&leaving, from, &target) };
+        let pinned = if self.memory.paging().hides() {
+            Vec::new()
+        } else {
+            self.pin_held(&leaving, from, &target)
+        };
         let result = mappings.remap_with(&remap, remake);
         let pinned_at = if failed(result) { from.start } else { result as usize };
         for part in pinned {
@@ -211,7 +218,7 @@ impl ManagedProgram {
             self.forget_unmapped(state, from);
             self.forget_unmapped(state, &target);
             if may_hide && !is_hidden {
-                self.adopt(state, &moved);
+                self.adoption.adopt(state, &moved);
             }
         }
         result
@@ -237,7 +244,7 @@ impl ManagedProgram {
             self.pager.mappings().pin_at(part.clone());
             for addr in part.step_by(PAGE_SIZE) {
                 let fault = PageFault { addr, write: true, ..PageFault::default() };
-                while !self.pagemap.is_populated(addr)
+                while !self.memory.pagemap().is_populated(addr)
                     && self.pager.faults().fault(fault) != FaultOutcome::NotManaged
                 {
                     yield_now();
@@ -251,7 +258,7 @@ impl ManagedProgram {
     /// off the end of the source, and unmaps the target, before it moves.
     fn forget_unmapped(&self, state: &mut ProgramState, range: &Range<usize>) {
         for part in self.pager.mappings().managed_parts(range) {
-            for gone in without(&part, &self.mappings(&part)) {
+            for gone in without(&part, &self.memory.mappings(&part)) {
                 self.pager.mappings().end(gone.clone());
                 state.forget(&gone);
             }
@@ -263,7 +270,7 @@ impl ManagedProgram {
     /// changes nothing, if it refuses.
     fn grow_hidden(&self, from: &Range<usize>, end: usize, make: MakeCall) -> Option<isize> {
         let mut last = None;
-        let _ = self.maps.each(from.end - PAGE_SIZE, from.end, |found| {
+        let _ = self.memory.maps().each(from.end - PAGE_SIZE, from.end, |found| {
             last = Some((found.start.max(from.start), found.end, found.access));
         });
         let (start, _, access) = last.filter(|(_, last_end, _)| *last_end == from.end)?;
@@ -288,22 +295,25 @@ impl ManagedProgram {
         let Some(moved) = RemappedTo::of(args, result as usize) else { return };
         state.note_moved(&moved, &before);
         if moved.is_elsewhere() {
-            self.forget_faults(&moved.here);
-            before.parts.iter().for_each(|part| self.forget_faults(&common(part, &moved.taken)));
+            self.memory.forget_faults(&moved.here);
+            before
+                .parts
+                .iter()
+                .for_each(|part| self.memory.forget_faults(&common(part, &moved.taken)));
             let faults = before.faults.iter().map(|part| moved.there(part));
-            faults.for_each(|part| self.faults_of_program.lock().add(part));
+            faults.for_each(|part| self.memory.add_faults(part));
         }
-        self.known.set(&moved.here);
+        self.memory.known().set(&moved.here);
         // What is managed already needs no look, so the cost of growth is that of what is new.
         let kept = moved.here.start..moved.here.start + moved.taken.len().min(moved.here.len());
         let is_managed = self.pager.mappings().managed_parts(&kept) == [kept.clone()];
         let rest = if is_managed { kept.end..moved.here.end } else { moved.here };
-        self.adopt(state, &rest);
+        self.adoption.adopt(state, &rest);
     }
 
     /// Makes an mremap where memory is hidden. The program sees the range as one mapping.
     fn remap_hidden(&self, from: &Range<usize>, make: impl FnOnce() -> isize) -> isize {
-        if self.paging.hide(from).is_err() {
+        if self.memory.paging().hide(from).is_err() {
             return NO_MEMORY;
         }
         // It is one mapping for the program. In a child of fork, the range may stay split into several mappings for good.
@@ -313,7 +323,7 @@ impl ManagedProgram {
     /// Shows the program the unmanaged parts of a range that was hidden.
     fn show_unmanaged(&self, range: &Range<usize>) {
         for part in without(range, &self.pager.mappings().managed_parts(range)) {
-            let _ = self.paging.unregister(&part);
+            let _ = self.memory.paging().unregister(&part);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The known properties of the program's memory besides its management: marks, and calls in
 //! progress with no lock held. They are changed together with the program's mappings.
+use crate::diagnostics::limit::LimitReport;
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::size::share::SizeLevel;
+use crate::threads::ThreadStart;
 use alloc::vec::Vec;
 use core::ops::Range;
-use memfold_engine::delivery::background::EngineThread;
 use memfold_os::maps::flag;
 
 /// A reason why memory isn't managed. [`MemoryMark::DontFork`] only keeps it from children.
@@ -70,29 +71,23 @@ pub struct ProgramState {
     /// The memory of each mark, by [`MemoryMark`].
     never: [RangeSet; MARKS.len()],
     /// Ranges that wait to be taken with the next mappings of the program
-    /// ([`ManagedProgram::adopt_later`]).
+    /// (`Adoption::adopt_later`).
     pub late: RangeSet,
-    /// Ranges that were too small to be taken ([`ManagedProgram::adopt`]).
+    /// Ranges that were too small to be taken (`Adoption::adopt`).
     pub small: RangeSet,
     /// Whether memory that is mapped from now on is locked.
     pub locks_future: bool,
     /// Whether the kernel may merge equal pages of all memory.
     pub merges: bool,
     /// Number of tasks in this memory that are traced at their own wish
-    /// ([`ManagedProgram::keep_home`]).
+    /// (`Adoption::keep_home`).
     pub traced: u32,
     /// Whether the program handles faults in some of its memory by a userfaultfd of its own.
     pub has_userfault: bool,
     /// Calls in progress with no lock held.
     apart: Vec<PendingCall>,
-    /// Engine threads that are still to be started, the next one last; `None` before the first try.
-    pub pending: Option<Vec<EngineThread>>,
-    /// Whether it was reported that they can't be started.
-    pub told: bool,
-    /// When a look first found that the limit could not be kept, nanoseconds.
-    pub past_since_ns: Option<u64>,
-    /// Whether it was reported that the limit can't be kept.
-    pub told_limit: bool,
+    pub threads: ThreadStart,
+    pub limit_report: LimitReport,
     pub level: SizeLevel,
     /// Whether all memory is to be managed at the next look.
     pub is_due: bool,
@@ -101,7 +96,7 @@ pub struct ProgramState {
     /// Writable memory that isn't managed has at most so many bytes; `None` if that is unknown.
     pub writable: Option<u64>,
     /// Ranges that were mapped without a reservation, each larger than the bound. They are not
-    /// expected to be filled ([`ManagedProgram::may_pass`]).
+    /// expected to be filled (`Adoption::may_pass`).
     pub sparse: RangeSet,
 }
 
@@ -129,7 +124,7 @@ impl ProgramState {
 
     /// Returns whether a property that smaps shows of a mapping doesn't keep it from being managed:
     /// the mapping grows downwards, but its lowest part is marked
-    /// ([`ManagedProgram::note_growing`]), or `madvise` opened it to merging, which adoption ends.
+    /// (`ChangeCalls::note_growing`), or `madvise` opened it to merging, which adoption ends.
     pub fn is_undone(&mut self, flags: u32, range: &Range<usize>) -> bool {
         let first = range.start..range.start + 1;
         match flags {
@@ -237,14 +232,14 @@ impl ProgramState {
         }
     }
 
+    /// Returns whether a userfaultfd of the program may report what happens to a part of a range.
+    pub fn is_watched(&mut self, range: &Range<usize>) -> bool {
+        self.has_userfault && !self.marked(MemoryMark::Other).within(range).is_empty()
+    }
+
     /// Returns whether more memory may be taken under management.
     pub fn takes(&self) -> bool {
         !self.locks_future && !self.merges && self.traced == 0
-    }
-
-    /// Returns whether all engine threads run.
-    pub fn has_threads(&self) -> bool {
-        self.pending.as_ref().is_some_and(Vec::is_empty)
     }
 }
 

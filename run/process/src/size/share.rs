@@ -292,18 +292,21 @@ fn measure_shared(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixture::{Calls, Room, each_paging_alone};
+    use crate::fixture::{Calls, LIMIT, Room, each_paging_alone};
 
     #[test]
     fn program_of_no_run_has_all_of_its_limit() {
         each_paging_alone(|program| {
-            let (pager, scale, mut level) = (&program.pager, &program.scale, SizeLevel::default());
-            let limit = program.config.limit_bytes.unwrap();
-            let seen = scale.look(pager, &mut level, 0, true).unwrap();
+            let (pager, account, mut level) =
+                (program.pager(), program.account(), SizeLevel::default());
+            let limit = LIMIT;
+            let seen = account.look(&mut level, 0, true).unwrap();
             assert_eq!((seen.before, seen.slower), (0, 1));
             assert!(level.anonymous >= seen.unmanaged && level.anonymous > 0);
             assert_eq!(pager.limits().bound_bytes(), limit);
-            assert!(scale.has_room(&mut level, limit) && !scale.has_room(&mut level, limit + 1));
+            assert!(
+                account.has_room(&mut level, limit) && !account.has_room(&mut level, limit + 1)
+            );
         });
     }
 
@@ -314,12 +317,12 @@ mod tests {
             let (all, mut level) = (room.pages(0..256), SizeLevel::default());
             calls.map(&all);
             calls.fold(&all);
-            program.scale.look(&program.pager, &mut level, 0, true).unwrap();
-            let need = || program.pager.stats().need_bytes.load(Relaxed);
+            program.account().look(&mut level, 0, true).unwrap();
+            let need = || program.pager().stats().need_bytes.load(Relaxed);
             assert_eq!(need(), level.anonymous + all.len() as u64);
             // A child of fork has a part of this memory from its parent.
             level.inherited_away = all.len() as u64;
-            program.scale.look(&program.pager, &mut level, 0, true).unwrap();
+            program.account().look(&mut level, 0, true).unwrap();
             assert_eq!(need(), level.anonymous);
         });
     }
@@ -327,13 +330,13 @@ mod tests {
     #[test]
     fn shared_memory_counts_where_others_have_it() {
         each_paging_alone(|program| {
-            let limit = program.config.limit_bytes.unwrap();
+            let limit = LIMIT;
             let mut level = SizeLevel::default();
             level.sharing.note_fork(u64::MAX / 2, Some(1000));
-            program.scale.look(&program.pager, &mut level, 0, true).unwrap();
-            assert_eq!(program.pager.stats().need_bytes.load(Relaxed), level.anonymous - 1000);
-            assert_eq!(program.pager.limits().bound_bytes(), limit + 1000);
-            assert!(program.scale.has_room(&mut level, limit + 1000));
+            program.account().look(&mut level, 0, true).unwrap();
+            assert_eq!(program.pager().stats().need_bytes.load(Relaxed), level.anonymous - 1000);
+            assert_eq!(program.pager().limits().bound_bytes(), limit + 1000);
+            assert!(program.account().has_room(&mut level, limit + 1000));
         });
     }
 }

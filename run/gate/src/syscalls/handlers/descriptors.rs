@@ -7,7 +7,7 @@ const BAD: isize = -(libc::EBADF as isize);
 
 /// Makes a call of which the first `count` arguments are descriptors.
 fn unless_own(caller: CallingThread, nr: usize, args: &[usize; 6], count: usize) -> isize {
-    match args[..count].iter().any(|fd| caller.keeper.owns_descriptor(*fd as i32)) {
+    match args[..count].iter().any(|fd| caller.keeper.life.owns_descriptor(*fd as i32)) {
         true => BAD,
         false => caller.plain(caller.rows.look_up(nr), nr, args),
     }
@@ -29,7 +29,8 @@ pub fn close_range(call: &mut ProgramCall) -> isize {
     const OWN_MAX: usize = 1 << 16;
     let [first, last, flags, ..] = call.args.map(|arg| arg as u32 as usize);
     let mut from = first;
-    for fd in (first..=last.min(OWN_MAX)).filter(|fd| call.keeper.owns_descriptor(*fd as i32)) {
+    for fd in (first..=last.min(OWN_MAX)).filter(|fd| call.keeper.life.owns_descriptor(*fd as i32))
+    {
         if fd > from {
             let done = raw(call.nr, &[from, fd - 1, flags, 0, 0, 0]);
             if done < 0 {

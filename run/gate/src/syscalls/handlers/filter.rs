@@ -1,7 +1,7 @@
 //! Runs a seccomp filter of the program on calls that the gate or the keeper makes, to find out
 //! whether it refuses them. A filter is classic BPF over `struct seccomp_data` (`kernel/seccomp.c`,
 //! `seccomp_check_filter`).
-use crate::keeper::{Keeper, KeeperCall};
+use crate::keeper::{KeeperCall, RightsKeeper};
 use crate::touch::read;
 use crate::user_dispatch::PR_SET_SYSCALL_USER_DISPATCH;
 
@@ -53,10 +53,10 @@ pub fn wants_strict(nr: usize, args: &[usize; 6]) -> bool {
 
 /// Returns whether a filter refuses a call that the gate or the keeper makes. `of_all` is whether it
 /// is for the keeper's threads too. In a copy of the process it is.
-pub fn refuses_own(keeper: &dyn Keeper, at: usize, of_all: bool) -> bool {
+pub fn refuses_own(rights: &dyn RightsKeeper, at: usize, of_all: bool) -> bool {
     let forks = forks(at);
     let mut any = OWN_CALLS.iter().any(|call| refuses(at, call));
-    keeper.each_call(of_all || forks, &mut |call| any = any || refuses(at, call));
+    rights.each_call(of_all || forks, &mut |call| any = any || refuses(at, call));
     any || forks && CALLS_OF_COPY.iter().any(|call| refuses(at, call))
 }
 

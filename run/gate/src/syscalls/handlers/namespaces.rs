@@ -1,12 +1,12 @@
 //! Makes new namespaces for a program whose keeper has threads.
-use crate::keeper::Keeper;
+use crate::keeper::ThreadKeeper;
 
 /// Makes `unshare` or `setns` for the program's only thread, and returns the result. The kernel
 /// refuses some namespaces to a process of several threads. It also refuses a new thread to a
 /// process whose children will be in other namespaces than itself. So the keeper's threads must run
 /// again before such a namespace is made. A second call makes it.
 pub fn alone(
-    keeper: &dyn Keeper,
+    threads: &dyn ThreadKeeper,
     nr: usize,
     args: &[usize; 6],
     raw: fn(usize, &[usize; 6]) -> isize,
@@ -22,7 +22,7 @@ pub fn alone(
     let has_several =
         place == 0 || raw(libc::SYS_pidfd_send_signal as usize, &probe) != -(libc::EBADF as isize);
     if later == 0 || first == 0 || !has_several {
-        return keeper.alone(&mut || raw(nr, args));
+        return threads.alone(&mut || raw(nr, args));
     }
     let with = |flags: usize| {
         let mut args = *args;
@@ -33,7 +33,7 @@ pub fn alone(
     if ![libc::EINVAL, libc::EUSERS].contains(&(-refused as i32)) {
         return refused;
     }
-    match keeper.alone(&mut || with(first)) {
+    match threads.alone(&mut || with(first)) {
         0 => with(later),
         refused => refused,
     }

@@ -18,7 +18,7 @@ const LIMITS: [u32; 5] = [
 /// Serves calls after which a process may have fewer rights: to descriptors, files of /proc, or
 /// address space.
 pub fn give_up_rights(call: &mut ProgramCall) -> isize {
-    call.keeper.last_chance();
+    call.keeper.rights.last_chance();
     call.wait()
 }
 
@@ -27,7 +27,7 @@ pub fn change_identity(call: &mut ProgramCall) -> isize {
     let made = give_up_rights(call);
     if made >= 0 {
         signals::block_all();
-        call.keeper.give_up_rights();
+        call.keeper.rights.give_up_rights();
     }
     made
 }
@@ -46,12 +46,12 @@ pub fn limit(call: &mut ProgramCall) -> isize {
     }
     if (new_at != 0 || call.nr as i64 == libc::SYS_setrlimit) && LIMITS.contains(&(resource as u32))
     {
-        call.keeper.last_chance();
+        call.keeper.rights.last_chance();
     }
     let new = (new_at != 0).then(|| read::<[usize; 2]>(new_at)).transpose();
     let Ok(new) = new else { return -(libc::EFAULT as isize) };
     let new = new.map(|new| new.map(|each| each as u64));
-    value(call.keeper.limit(resource as u32, new).and_then(|before| {
+    value(call.keeper.threads.limit(resource as u32, new).and_then(|before| {
         let before = before.map(|each| each as usize);
         // SAFETY: the program passed this address for the previous limit.
         let told = old_at == 0 || unsafe { write(old_at, &before) }.is_ok();

@@ -24,7 +24,7 @@ pub fn seccomp(call: &mut ProgramCall) -> isize {
 /// thread only, because the keeper's threads aren't the program's. If the filter refuses a call
 /// that the gate or the keeper needs, both end their work first.
 fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
-    call.keeper.filters();
+    call.keeper.rights.filters();
     const ALL_THREADS: usize =
         (libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_TSYNC_ESRCH) as usize;
     let mut is_for_all = call.nr as i64 == libc::SYS_seccomp && call.args[1] & ALL_THREADS != 0;
@@ -33,11 +33,11 @@ fn set_filter(call: &mut ProgramCall, at: usize) -> isize {
         call.args[1] &= !ALL_THREADS;
         call.context.regs.rsi = call.args[1] as u64;
     }
-    if filter::refuses_own(call.keeper, at, is_for_all) {
+    if filter::refuses_own(call.keeper.rights, at, is_for_all) {
         return shut_in(call, RefusedCall::Filter);
     }
-    call.keeper.last_chance();
-    call.keeper.filtered();
+    call.keeper.rights.last_chance();
+    call.keeper.rights.filtered();
     call.wait()
 }
 
@@ -65,16 +65,16 @@ fn shut_in(call: &mut ProgramCall, how: RefusedCall) -> isize {
         return -(libc::ENOMEM as isize);
     }
     if record.is_of_first_process() {
-        keeper.tells(how);
+        keeper.rights.tells(how);
     } else {
         // The child's parent waits until the child executes a program or ends. Then the memory is
         // managed again.
         record.traced.set(true);
     }
-    if record.is_of_first_process() && keeper.can_retire() {
-        keeper.end_alarms();
+    if record.is_of_first_process() && keeper.rights.can_retire() {
+        keeper.threads.end_alarms();
         threads::retire(record);
-        keeper.retire();
+        keeper.rights.retire();
     } else {
         pass_by(call, is_alone);
     }

@@ -26,7 +26,7 @@ pub fn pending(call: &mut ProgramCall) -> isize {
 pub fn set_alternate(call: &mut ProgramCall) -> isize {
     match signals::set_alternate(call.record, call.context, &call.args) {
         Ok(Some(stack)) if stack.size > 0 => {
-            call.keeper.never_fold(stack.sp, stack.size);
+            call.keeper.pages.never_fold(stack.sp, stack.size);
             0
         }
         done => value(done.map(drop)),

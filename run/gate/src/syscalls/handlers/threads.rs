@@ -55,20 +55,20 @@ pub fn exit(call: &mut ProgramCall) -> isize {
 /// Serves `exit_group`.
 pub fn exit_group(call: &mut ProgramCall) -> isize {
     threads::keep_locks(call.keeper, call.record);
-    call.keeper.ends();
+    call.keeper.life.ends();
     call.raw()
 }
 
 /// Serves `unshare` and `setns`.
 pub fn change_namespaces(call: &mut ProgramCall) -> isize {
     if call.nr as i64 == libc::SYS_setns || call.args[0] & libc::CLONE_NEWNET as usize != 0 {
-        call.keeper.leaves_network();
+        call.keeper.rights.leaves_network();
     }
     if !call.is_alone() {
         return call.wait();
     }
     signals::block_all();
-    namespaces::alone(call.keeper, call.nr, &call.args, raw)
+    namespaces::alone(call.keeper.threads, call.nr, &call.args, raw)
 }
 
 /// Serves `arch_prctl`, which may set `fs`.
@@ -101,7 +101,7 @@ pub fn set_robust_list(call: &mut ProgramCall) -> isize {
 fn never_fold(call: &ProgramCall, start: usize, len: usize) -> isize {
     let done = call.raw();
     if done >= 0 && start != 0 {
-        call.keeper.never_fold(start, len);
+        call.keeper.pages.never_fold(start, len);
     }
     done
 }
@@ -130,10 +130,10 @@ pub fn be_traced(call: &mut ProgramCall) -> isize {
         threads::keep_home(keeper, record, false);
         return made;
     }
-    keeper.tells(RefusedCall::Traced);
+    keeper.rights.tells(RefusedCall::Traced);
     if child().is_none() {
         // The program's action for SIGSYS would get them.
-        keeper.end_alarms();
+        keeper.threads.end_alarms();
     }
     pass_by(call, true);
     made

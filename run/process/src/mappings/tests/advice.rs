@@ -1,5 +1,6 @@
 //! `madvise`: discarded memory, marked memory, and errors in the middle of a range.
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers, raw};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::MemoryMark;
 use core::ops::Range;
 use memfold_os::Errno;
@@ -179,12 +180,12 @@ fn discarded_memory_that_a_call_holds_stays_and_is_overwritten() {
         let (calls, room) = (Calls(program), Room::new(64));
         let (all, held) = (room.pages(0..64), room.pages(8..10));
         calls.map(&all);
-        let hold = program.pager.holds().hold(0, held.clone()).expect("there is room");
+        let hold = program.pager().holds().hold(0, held.clone()).expect("there is room");
         assert_eq!(calls.advise(&all, libc::MADV_DONTNEED), 0);
-        let is_there = |page| program.pagemap.is_populated(page);
+        let is_there = |page| program.memory().pagemap().is_populated(page);
         assert!(held.clone().step_by(PAGE_SIZE).all(is_there));
         assert!(!is_there(room.pages(20..21).start));
-        program.pager.holds().release(hold);
+        program.pager().holds().release(hold);
         assert_eq!(calls.read(&all), [0; 64]);
     });
 }
@@ -195,9 +196,9 @@ fn memory_that_a_call_holds_is_not_freed() {
         let (calls, room) = (Calls(program), Room::new(64));
         let (all, held) = (room.pages(0..64), room.pages(8..10));
         calls.map(&all);
-        let hold = program.pager.holds().hold(0, held).expect("there is room");
+        let hold = program.pager().holds().hold(0, held).expect("there is room");
         assert_eq!(calls.advise(&all, libc::MADV_FREE), 0);
-        program.pager.holds().release(hold);
+        program.pager().holds().release(hold);
         let now = calls.read(&all);
         assert_eq!(now[8..10], numbers(8..10));
         assert_eq!((&now[..8], &now[10..]), (&[0; 8][..], &[0; 54][..]));
@@ -216,7 +217,7 @@ fn guarded_memory_is_dropped_and_nothing_else() {
             return;
         }
         let outside = [room.pages(0..16), room.pages(32..64)];
-        if program.paging.hides() {
+        if program.memory().paging().hides() {
             assert_eq!(calls.managed(&all), outside, "a guard can't be hidden");
         }
         assert_eq!(calls.advise(&part, GUARD_REMOVE), 0);
@@ -235,15 +236,19 @@ fn advice_that_concerns_nothing_passes() {
         calls.map(&all);
         for advice in [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL, 12345] {
             let args = [all.start, all.len(), advice as usize, 0, 0, 0];
-            let asked = program.change(libc::SYS_madvise as usize, &args, &mut |args| {
-                assert_eq!(args[2], advice as usize);
-                77
-            });
+            let asked =
+                ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |args| {
+                    assert_eq!(args[2], advice as usize);
+                    77
+                });
             assert_eq!(asked, 77);
         }
         // MADV_REMOVE removes nothing from private memory.
         let args = [0x1000, PAGE_SIZE, libc::MADV_REMOVE as usize, 0, 0, 0];
-        assert_eq!(program.change(libc::SYS_madvise as usize, &args, &mut |_| 78), 78);
+        assert_eq!(
+            ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |_| 78),
+            78
+        );
     });
 }
 
@@ -282,11 +287,15 @@ fn advice_in_memory_that_the_program_serves_is_given_apart() {
             state.marked(MemoryMark::Other).add(room.pages(60..64));
         });
         let args = [all.start, all.len(), libc::MADV_DONTNEED as usize, 0, 0, 0];
-        let result = program.change(libc::SYS_madvise as usize, &args, &mut |args| {
-            assert!(program.state.try_lock().is_some(), "another thread may change mappings");
-            assert!(calls.managed(&all).is_empty());
-            raw(libc::SYS_madvise, *args)
-        });
+        let result =
+            ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |args| {
+                assert!(
+                    program.memory().state().try_lock().is_some(),
+                    "another thread may change mappings"
+                );
+                assert!(calls.managed(&all).is_empty());
+                raw(libc::SYS_madvise, *args)
+            });
         assert_eq!((result, calls.managed(&all)), (0, [room.pages(0..60)].to_vec()));
         assert_eq!(marked(calls, MemoryMark::Other, &all), [room.pages(60..64)]);
     });

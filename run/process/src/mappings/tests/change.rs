@@ -1,6 +1,8 @@
 //! `mmap`, `munmap`, `mremap`, `mprotect`, `mlock`: the managed ranges, the marks, and the contents
 //! afterwards.
+use crate::adoption::Adoption;
 use crate::fixture::{Calls, Room, each_paging, each_paging_alone, error, numbers};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::{MemoryMark, ProgramState};
 use memfold_engine::known::TOP;
 use memfold_os::Errno;
@@ -16,7 +18,7 @@ fn new_memory_is_managed_from_the_start() {
         let all = room.pages(0..64);
         assert_eq!(calls.map_with(&all, PLAIN, 0), all.start as isize);
         assert_eq!(calls.managed(&all), [all.clone()]);
-        assert!(program.known.is_set(&all));
+        assert!(program.memory().known().is_set(&all));
     });
 }
 
@@ -79,7 +81,8 @@ fn refused_unmap_changes_nothing() {
         calls.fold(&all);
         let args = [all.start, all.len(), 0, 0, 0, 0];
         let refused = error(Errno::NOMEM);
-        let result = program.change(libc::SYS_munmap as usize, &args, &mut |_| refused);
+        let result =
+            ChangeCalls::of(program).change(libc::SYS_munmap as usize, &args, &mut |_| refused);
         assert_eq!((result, calls.managed(&all)), (refused, [all.clone()].to_vec()));
         assert_eq!(calls.read(&all), numbers(0..64));
     });
@@ -232,10 +235,11 @@ fn read_only_memory_stays_managed_unless_it_is_hidden() {
             calls.call(libc::SYS_mprotect, [range.start, range.len(), access as usize, 0, 0, 0])
         };
         assert_eq!(protect(&room.pages(0..32), libc::PROT_READ), 0);
-        let managed = if program.paging.hides() { room.pages(32..64) } else { all.clone() };
+        let managed =
+            if program.memory().paging().hides() { room.pages(32..64) } else { all.clone() };
         assert_eq!(calls.managed(&all), [managed]);
         assert_eq!(protect(&room.pages(0..32), PLAIN), 0);
-        calls.with_state(|state| program.adopt_later(state, &(0..0)));
+        calls.with_state(|state| Adoption::of(program).adopt_later(state, &(0..0)));
         assert_eq!(calls.read(&all), numbers(0..64));
     });
 }
@@ -249,7 +253,11 @@ fn locked_memory_is_home_until_it_is_unlocked() {
         calls.fold(&all);
         assert_eq!(calls.call(libc::SYS_mlock, [part.start, part.len(), 0, 0, 0, 0]), 0);
         assert_eq!(calls.managed(&all), [room.pages(0..8), room.pages(16..64)]);
-        assert!(part.clone().step_by(PAGE_SIZE).all(|page| program.pagemap.is_populated(page)));
+        assert!(
+            part.clone()
+                .step_by(PAGE_SIZE)
+                .all(|page| program.memory().pagemap().is_populated(page))
+        );
         assert_eq!(calls.call(libc::SYS_munlock, [part.start, part.len(), 0, 0, 0, 0]), 0);
         assert_eq!(calls.managed(&all), [all.clone()]);
         assert_eq!(calls.read(&all), numbers(0..64));
@@ -280,7 +288,10 @@ fn refused_lock_leaves_memory_managed() {
         calls.map(&all);
         let args = [all.start, all.len(), 0, 0, 0, 0];
         let refused = error(Errno::PERM);
-        assert_eq!(program.change(libc::SYS_mlock as usize, &args, &mut |_| refused), refused);
+        assert_eq!(
+            ChangeCalls::of(program).change(libc::SYS_mlock as usize, &args, &mut |_| refused),
+            refused
+        );
         assert_eq!(calls.managed(&all), [all.clone()]);
         assert!(calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all)).is_empty());
     });
@@ -301,7 +312,7 @@ fn memory_that_may_be_merged_leaves_management() {
         });
         let merge = |on: usize, answer: isize| {
             let args = [libc::PR_SET_MEMORY_MERGE as usize, on, 0, 0, 0, 0];
-            program.change(libc::SYS_prctl as usize, &args, &mut |_| answer)
+            ChangeCalls::of(program).change(libc::SYS_prctl as usize, &args, &mut |_| answer)
         };
         assert_eq!(merge(1, error(Errno::PERM)), error(Errno::PERM));
         assert!(calls.with_state(|state| state.takes()));
@@ -325,14 +336,15 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
             state.marked(MemoryMark::Other).add(room.pages(0..1));
         });
         let args = [all.start, all.len(), 0, 0, 0, 0];
-        let result = program.change(libc::SYS_munmap as usize, &args, &mut |args| {
-            assert!(calls.managed(&all).is_empty(), "nothing of it is managed meanwhile");
-            let result = crate::fixture::raw(libc::SYS_munmap, *args);
-            calls.map_with(&middle, PLAIN, 0);
-            result
-        });
+        let result =
+            ChangeCalls::of(program).change(libc::SYS_munmap as usize, &args, &mut |args| {
+                assert!(calls.managed(&all).is_empty(), "nothing of it is managed meanwhile");
+                let result = crate::fixture::raw(libc::SYS_munmap, *args);
+                calls.map_with(&middle, PLAIN, 0);
+                result
+            });
         assert_eq!(result, 0);
-        calls.with_state(|state| program.adopt(state, &all));
+        calls.with_state(|state| Adoption::of(program).adopt(state, &all));
         assert_eq!(calls.managed(&all), [middle]);
         let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&all));
         assert!(marked.is_empty() || marked == [room.pages(32..64)], "{marked:?}");
@@ -343,7 +355,8 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
 fn refused_interfaces_say_that_they_are_not_there() {
     each_paging(|program| {
         for nr in [libc::SYS_io_uring_setup, libc::SYS_io_setup] {
-            let result = program.change(nr as usize, &[0; 6], &mut |_| panic!("it isn't made"));
+            let result = ChangeCalls::of(program)
+                .change(nr as usize, &[0; 6], &mut |_| panic!("it isn't made"));
             assert_eq!(result, error(Errno::NOSYS));
         }
     });

@@ -1,5 +1,6 @@
 //! `ioctl`s that give memory away. The device is a fake, because only the named ranges matter.
 use crate::fixture::{Calls, Room, each_paging, error, numbers};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::MemoryMark;
 use memfold_os::Errno;
 use memfold_os::units::PAGE_SIZE;
@@ -20,7 +21,7 @@ impl Calls {
     fn control(self, request: usize, arg: &[usize]) -> Option<isize> {
         let mut is_asked = false;
         let args = [3, request, arg.as_ptr() as usize, 0, 0, 0];
-        let result = self.0.change(libc::SYS_ioctl as usize, &args, &mut |_| {
+        let result = ChangeCalls::of(self.0).change(libc::SYS_ioctl as usize, &args, &mut |_| {
             is_asked = true;
             77
         });
@@ -78,7 +79,7 @@ fn faults_are_the_programs_own_while_it_has_registered_for_them() {
         let (calls, room) = (Calls(program), Room::new(64));
         let (all, part) = (room.pages(0..64), room.pages(16..32));
         calls.map(&all);
-        let own = || program.faults_of_program.lock().within(&all);
+        let own = || calls.own_faults(&all);
         calls.control(UFFDIO_REGISTER, &[part.start, part.len(), 1, 0]);
         assert!(own() == [part.clone()] && calls.with_state(|state| state.has_userfault));
         calls.control(UFFDIO_UNREGISTER, &[part.start, 8 * PAGE_SIZE]);
@@ -98,7 +99,7 @@ fn faults_of_the_program_move_with_its_memory() {
         calls.control(UFFDIO_REGISTER, &[part.start, part.len(), 1, 0]);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
-        let own = |range| program.faults_of_program.lock().within(range);
+        let own = |range| calls.own_faults(range);
         assert_eq!((own(&all), own(&there)), ([].to_vec(), [to.pages(8..16)].to_vec()));
         let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&there));
         assert_eq!(marked, [to.pages(8..16)]);
@@ -120,7 +121,10 @@ fn managed_memory_is_filled_by_no_userfaultfd_of_the_program() {
             words[1] = if last == 4 { all.start } else { PAGE_SIZE };
             let args = [3, request, words.as_mut_ptr() as usize, 0, 0, 0];
             let make = &mut |_: &[usize; 6]| panic!("it isn't made");
-            assert_eq!(program.change(libc::SYS_ioctl as usize, &args, make), refused);
+            assert_eq!(
+                ChangeCalls::of(program).change(libc::SYS_ioctl as usize, &args, make),
+                refused
+            );
             // SAFETY: `words` is still alive. It was written through its address, so it is read as
             // volatile.
             assert_eq!(unsafe { (&raw const words[last]).read_volatile() }, refused as usize);
@@ -141,6 +145,6 @@ fn other_requests_pass() {
         assert_eq!(calls.control(UFFDIO_API, &[0xaa, 0, 0]), Some(77));
         assert_eq!(calls.control(0x5401, &[all.start, all.len()]), Some(77));
         assert_eq!(calls.managed(&all), [all.clone()]);
-        assert!(!program.waits_in_copy());
+        assert!(!program.relations().tells_of_copies());
     });
 }

@@ -1,5 +1,7 @@
 //! Moves, growth, guards and discards, where other threads may use the memory at every moment.
+use crate::adoption::Adoption;
 use crate::fixture::{Calls, Room, each_paging, numbers};
+use crate::mappings::change::ChangeCalls;
 use crate::marks::state::MemoryMark;
 use core::ops::Range;
 use memfold_os::units::PAGE_SIZE;
@@ -11,7 +13,11 @@ const GUARD_INSTALL: i32 = 102;
 const GUARD_REMOVE: i32 = 103;
 
 fn is_resident(calls: Calls, range: &Range<usize>) -> Vec<bool> {
-    range.clone().step_by(PAGE_SIZE).map(|page| calls.0.pagemap.is_populated(page)).collect()
+    range
+        .clone()
+        .step_by(PAGE_SIZE)
+        .map(|page| calls.0.memory().pagemap().is_populated(page))
+        .collect()
 }
 
 #[test]
@@ -27,11 +33,17 @@ fn growth_in_place_makes_one_call_and_keeps_what_is_there() {
             let from = room.pages(0..before);
             let mut made = 0;
             let args = [from.start, from.len(), pages * PAGE_SIZE, 1, 0, 0];
-            let at = program.change(libc::SYS_mremap as usize, &args, &mut |args| {
-                made += 1;
-                crate::fixture::raw(libc::SYS_mremap, *args)
-            });
-            assert_eq!((at, made), (from.start as isize, 1), "{step} {}", program.paging.hides());
+            let at =
+                ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |args| {
+                    made += 1;
+                    crate::fixture::raw(libc::SYS_mremap, *args)
+                });
+            assert_eq!(
+                (at, made),
+                (from.start as isize, 1),
+                "{step} {}",
+                program.memory().paging().hides()
+            );
             assert_eq!(calls.managed(&room.pages(0..256)), [room.pages(0..pages)]);
         }
         assert_eq!(calls.read(&all), numbers(0..64));
@@ -48,7 +60,7 @@ fn memory_managed_in_part_grows_and_moves_as_one() {
         calls.unmap(&room.pages(64..128));
         // As memory that is older than the engine.
         calls.with_state(|state| state.marked(MemoryMark::Own).add(room.pages(0..20)));
-        program.leave(&room.pages(0..20));
+        program.memory().leave(&room.pages(0..20));
         calls.fold(&room.pages(20..60));
         assert_eq!(calls.remap(&all, 96 * PAGE_SIZE, 1, 0), all.start as isize);
         let all = room.pages(0..96);
@@ -70,17 +82,17 @@ fn memory_that_moves_to_a_held_place_is_resident_there() {
         calls.map(&there);
         calls.fold(&all);
         let held = to.pages(8..12);
-        let hold = program.pager.holds().hold(0, held.clone()).unwrap();
+        let hold = program.pager().holds().hold(0, held.clone()).unwrap();
         let at = calls.remap(&all, all.len(), TO, there.start);
-        if program.paging.hides() {
+        if program.memory().paging().hides() {
             // It would be missing for the other call for a moment.
             assert_eq!(at, -(libc::ENOMEM as isize));
         } else {
             assert_eq!(at, there.start as isize);
             assert_eq!(is_resident(calls, &held), [true; 4]);
         }
-        program.pager.holds().release(hold);
-        let moved = if program.paging.hides() { &all } else { &there };
+        program.pager().holds().release(hold);
+        let moved = if program.memory().paging().hides() { &all } else { &there };
         calls.fold(moved);
         assert_eq!(calls.read(moved), numbers(0..64));
     });
@@ -104,7 +116,7 @@ fn guards_survive_loads_of_the_pages_around_them() {
         assert_eq!(calls.read(&room.pages(26..64))[1..], numbers(27..64));
         assert_eq!(calls.advise(&guard, libc::MADV_POPULATE_READ), -(libc::EFAULT as isize));
         // A guard moves with its mapping.
-        calls.with_state(|state| program.adopt(state, &all));
+        calls.with_state(|state| Adoption::of(program).adopt(state, &all));
         let to = Room::new(64);
         let there = to.pages(0..64);
         assert_eq!(calls.remap(&all, all.len(), TO, there.start), there.start as isize);
@@ -125,7 +137,7 @@ fn failed_move_that_unmapped_its_target_ends_management_there() {
         calls.map(&there);
         calls.fold(&all);
         let args = [all.start, all.len(), all.len(), TO as usize, there.start, 0];
-        let made = program.change(libc::SYS_mremap as usize, &args, &mut |_| {
+        let made = ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |_| {
             crate::fixture::raw(libc::SYS_munmap, [there.start, there.len(), 0, 0, 0, 0]);
             -(libc::ENOMEM as isize)
         });

@@ -1,10 +1,13 @@
-//! The lender: its first engine thread serves the requests. It waits for no other process.
+//! Lends memory to system calls of other processes (`borrower.rs`). The first engine thread serves
+//! the requests. It waits for no other process.
 use crate::engine::LentMemory;
-use crate::program::ManagedProgram;
+use crate::program::{ManagedProgram, ProgramMemory};
+use crate::residency::faults::ProgramFaults;
+use crate::residency::holds::CallHolds;
 use core::ops::Range;
-use core::sync::atomic::Ordering::SeqCst;
 use memfold_engine::holds::HoldId;
 use memfold_engine::known::TOP;
+use memfold_engine::pager::Pager;
 use memfold_gate::KeeperFault;
 use memfold_os::raw::{populates, populates_all};
 use memfold_os::units::PAGE_SIZE;
@@ -29,7 +32,26 @@ fn cut(asked: &AskedMemory, most: usize) -> impl Iterator<Item = Range<usize>> +
     })
 }
 
-impl ManagedProgram {
+/// Lends memory of the program to other processes.
+#[derive(Copy, Clone)]
+pub struct MemoryLender<'a> {
+    pager: &'a Pager,
+    memory: &'a ProgramMemory,
+    holds: CallHolds<'a>,
+    faults: ProgramFaults<'a>,
+}
+
+impl MemoryLender<'_> {
+    /// Returns the walk over the parts of `program`.
+    pub fn of(program: &ManagedProgram) -> MemoryLender<'_> {
+        MemoryLender {
+            pager: program.pager(),
+            memory: program.memory(),
+            holds: CallHolds::of(program),
+            faults: ProgramFaults::of(program),
+        }
+    }
+
     /// Serves the requests of other processes, and releases what they have used.
     pub fn lend(&self, lent: &mut LentMemory) {
         let Some(own) = member::own() else { return };
@@ -54,9 +76,9 @@ impl ManagedProgram {
         n: usize,
         asked: &AskedMemory,
     ) -> Option<(LeaseId, HoldId)> {
-        let ranges = cut(asked, self.piece_bytes().min(LENT_MOST));
+        let ranges = cut(asked, self.holds.piece_bytes().min(LENT_MOST));
         let mut holding = self.pager.holds().begin(0);
-        for range in ranges.clone().filter(|range| self.concerns(range)) {
+        for range in ranges.clone().filter(|range| self.memory.concerns(range)) {
             holding.push(range, asked.writes);
         }
         let Ok(hold) = holding.publish() else {
@@ -69,7 +91,8 @@ impl ManagedProgram {
         // From now on nothing of it is folded or protected.
         let mut bytes = 0;
         for range in ranges {
-            let end = if self.is_managing() { self.load(&range, asked.writes) } else { range.end };
+            let end =
+                if self.memory.is_managing() { self.load(&range, asked.writes) } else { range.end };
             bytes += end - range.start;
             if end < range.end {
                 break;
@@ -89,14 +112,14 @@ impl ManagedProgram {
         let mut at = range.start & !(PAGE_SIZE - 1);
         let end = range.end.next_multiple_of(PAGE_SIZE);
         while at < end {
-            if !self.known.is_set(&(at..at + 1)) {
+            if !self.memory.known().is_set(&(at..at + 1)) {
                 at += PAGE_SIZE;
                 continue;
             }
             let (is_managed, stop) = self.pager.mappings().run_at(at);
             let stop = stop.min(end);
             // Unmanaged memory is left to the kernel, as in a call on memory of this process.
-            let may_be_missing = self.paging.hides() || self.may_stay_registered.load(SeqCst);
+            let may_be_missing = self.memory.may_miss_unmanaged();
             let write = write && is_managed;
             if (is_managed || may_be_missing) && !populates_all(at, stop - at, write) {
                 let refused = (at..stop).step_by(PAGE_SIZE).find(|page| !self.bring(*page, write));
@@ -114,8 +137,10 @@ impl ManagedProgram {
         (0..TRIES).any(|_| {
             let is_there = populates(page, write);
             if !is_there {
-                let protected = write && !self.paging.hides() && self.pagemap.is_populated(page);
-                self.fault(KeeperFault { address: page, write, protected });
+                let protected = write
+                    && !self.memory.paging().hides()
+                    && self.memory.pagemap().is_populated(page);
+                self.faults.fault(KeeperFault { address: page, write, protected });
             }
             is_there
         })

@@ -1,7 +1,11 @@
-//! The borrower: the thread that makes the call asks and waits.
+//! Memory that processes of a run lend one another for system calls: `process_vm_readv` and
+//! `process_vm_writev` on another process, as between the ranks of an MPI program. The kernel can't
+//! load what that process has folded, so its own engine does (`residency/lender.rs`), and holds it
+//! until the call is over. run/run/src/table/lending.rs describes the requests.
+//!
+//! Here is the borrower: the thread that makes the call asks and waits.
 use crate::deferred;
 use crate::program::get;
-use core::sync::atomic::Ordering::SeqCst;
 use memfold_gate::{OtherProcess, child};
 use memfold_os::text::TextBuffer;
 use memfold_os::thread::sleep_ns;
@@ -34,7 +38,7 @@ pub fn borrow(
 fn ask(process: &OtherProcess, parts: &[[usize; 2]], write: bool) -> Option<(Lease, usize)> {
     // A child of vfork may be killed while it borrows, and nothing would end that. A filter of the
     // program may end a thread that looks whether the lender is stopped.
-    if child().is_some() || get().is_some_and(|own| own.has_own_filter.load(SeqCst)) {
+    if child().is_some() || get().is_some_and(|own| own.threads().has_own_filter()) {
         return None;
     }
     let lender = find(process)?;
@@ -70,7 +74,7 @@ fn find(process: &OtherProcess) -> Option<ProcessSlot> {
     match get() {
         // A fork of another thread must not copy the lock of the table while it is taken.
         Some(program) => {
-            let _state = program.state.lock();
+            let _state = program.memory().state().lock();
             find()
         }
         // It has one thread.
