@@ -14,7 +14,6 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 /// # Safety
 /// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed
 ///   for the call.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Result<i64, Errno> {
     let ret: i64;
     // SAFETY: the system call clobbers only rcx, r11 and memory behind `arg`, which the caller
@@ -22,21 +21,6 @@ pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Resul
     unsafe {
         core::arch::asm!("syscall", inlateout("rax") 16i64 => ret, in("rdi") fd as i64, in("rsi") request, in("rdx") arg,
             lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    errno_of(ret)
-}
-
-/// Makes `ioctl(fd, request, arg)` as one instruction, without `errno` and libc.
-///
-/// # Safety
-/// - `arg` must point to the struct that `request` reads and writes, alive and exclusively borrowed
-///   for the call.
-#[cfg(target_arch = "aarch64")]
-pub unsafe fn ioctl(fd: i32, request: u64, arg: *mut core::ffi::c_void) -> Result<i64, Errno> {
-    let ret: i64;
-    // SAFETY: `svc 0` changes only x0 and memory behind `arg`, which the caller vouches for.
-    unsafe {
-        core::arch::asm!("svc 0", in("x8") 29u64, inlateout("x0") fd as i64 => ret, in("x1") request, in("x2") arg, options(nostack));
     }
     errno_of(ret)
 }
@@ -81,13 +65,10 @@ pub const LINE_BYTES: usize = 64;
 /// Prefetches the line at `at`, which may be any address, without waiting for it.
 #[inline(always)]
 pub fn prefetch(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: it is a hint: it changes no register or memory of the program, and never faults.
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }
 
 /// Returns the present end of the program's heap (`brk`).
@@ -100,7 +81,6 @@ pub fn program_break() -> usize {
 ///
 /// # Safety
 /// - The conditions of the system call.
-#[cfg(target_arch = "x86_64")]
 pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
     let ret: i64;
     // SAFETY: the system call clobbers only rcx, r11 and the memory that the caller vouches for.
@@ -108,21 +88,6 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
         core::arch::asm!("syscall", inlateout("rax") number => ret, in("rdi") args[0], in("rsi") args[1],
             in("rdx") args[2], in("r10") args[3], in("r8") args[4], in("r9") args[5],
             lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
-    errno_of(ret)
-}
-
-/// Makes any system call as one instruction, without `errno` and libc.
-///
-/// # Safety
-/// - The conditions of the system call.
-#[cfg(target_arch = "aarch64")]
-pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
-    let ret: i64;
-    // SAFETY: `svc 0` changes only x0 and the memory that the caller vouches for.
-    unsafe {
-        core::arch::asm!("svc 0", in("x8") number, inlateout("x0") args[0] as i64 => ret, in("x1") args[1],
-            in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
     }
     errno_of(ret)
 }

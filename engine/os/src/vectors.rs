@@ -1,5 +1,4 @@
 //! The vector instructions of the processor, and whether the system saves their registers.
-#![cfg(target_arch = "x86_64")]
 use core::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 // `core`'s, never a model checker's, because models run side by side and share statics.
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};

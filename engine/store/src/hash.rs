@@ -2,13 +2,11 @@
 //!
 //! The functions are those of twox-hash, which without std has no AVX2 and is then half as fast.
 //! The AVX2 loop for long inputs is here; twox-hash does everything else.
-#[cfg(target_arch = "x86_64")]
 use memfold_os::vectors::have_avx2;
 
 /// Returns XXH3-64 with seed 0. About 45 GB/s for long inputs in the cache with AVX2, 25 without.
 #[inline]
 pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
-    #[cfg(target_arch = "x86_64")]
     if bytes.len() > avx2::SHORT_MAX && have_avx2() {
         // SAFETY: the processor and the system have AVX2, and the input is long.
         return unsafe { avx2::long(bytes) };
@@ -20,7 +18,6 @@ pub(crate) fn xxh3(bytes: &[u8]) -> u64 {
 /// only the last step differs.
 #[inline]
 pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
-    #[cfg(target_arch = "x86_64")]
     if bytes.len() > avx2::SHORT_MAX && have_avx2() {
         // SAFETY: the processor and the system have AVX2, and the input is long.
         return unsafe { avx2::long_128(bytes) };
@@ -29,7 +26,6 @@ pub fn xxh3_128(bytes: &[u8]) -> [u64; 2] {
     [hash as u64, (hash >> 64) as u64]
 }
 
-#[cfg(target_arch = "x86_64")]
 mod avx2 {
     use core::arch::x86_64::*;
 

@@ -86,13 +86,6 @@ pub struct GateNeed {
 /// Everything that the gate needs, in the order in which it is tried.
 pub const NEEDS: &[GateNeed] = &[
     GateNeed {
-        what: "x86-64",
-        linux: (0, 0),
-        with_uffd: true,
-        with_protection: true,
-        probe: || or_else(cfg!(target_arch = "x86_64"), "it needs x86-64"),
-    },
-    GateNeed {
         what: "Syscall User Dispatch",
         linux: (5, 11),
         with_uffd: true,

@@ -3,7 +3,6 @@
 //!
 //! The gate doesn't know how memory is paged. It asks the owner of the memory through [`Keeper`].
 #![cfg_attr(not(test), no_std)]
-#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
 // Bottom first: a module imports only from modules listed above it.
 mod keeper;

@@ -22,8 +22,5 @@ core::arch::global_asm!(
     ".hidden _Unwind_Resume",
     ".globl _Unwind_Resume",
     "_Unwind_Resume:",
-    #[cfg(target_arch = "x86_64")]
     "ud2",
-    #[cfg(target_arch = "aarch64")]
-    "udf #0",
 );

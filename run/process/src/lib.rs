@@ -34,9 +34,6 @@
 #![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::cloned_ref_to_slice_refs))]
 extern crate alloc;
 
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("memfold run needs the gate, which is for x86-64");
-
 /// Returns the address of a symbol of libc; 0 if there is no libc in this process.
 macro_rules! weak_address {
     ($symbol:literal) => {{

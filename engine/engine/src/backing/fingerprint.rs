@@ -9,7 +9,6 @@
 //! bytes, as long as the choice doesn't depend on the secret. An attacker can't learn the secret,
 //! because neither secret nor fingerprints leave the process. XXH3 and similar hashes have no such
 //! bound: pairs of blocks with equal hashes can be written down.
-#[cfg(target_arch = "x86_64")]
 use crate::backing::polyval::{STEP, SecretPowers};
 use memfold_os::Errno;
 use memfold_os::random;
@@ -29,7 +28,6 @@ impl Fingerprint {
 /// Computes fingerprints under one secret, which children of fork have too.
 pub struct Fingerprints {
     hash: Polyval,
-    #[cfg(target_arch = "x86_64")]
     powers: Option<SecretPowers>,
 }
 
@@ -45,17 +43,12 @@ impl Fingerprints {
     }
 
     fn with(key: [u8; 16]) -> Fingerprints {
-        Fingerprints {
-            hash: Polyval::new(&Key::from(key)),
-            #[cfg(target_arch = "x86_64")]
-            powers: SecretPowers::of(&key),
-        }
+        Fingerprints { hash: Polyval::new(&Key::from(key)), powers: SecretPowers::of(&key) }
     }
 
     /// Returns the fingerprint of `block`. Takes about 40 GB/s with AVX-512 and VPCLMULQDQ, 20 with
     /// AVX2 and VPCLMULQDQ, 6 with only PCLMULQDQ (Zen 5, in the cache).
     pub fn of(&self, block: &[u8]) -> Fingerprint {
-        #[cfg(target_arch = "x86_64")]
         if let Some(powers) = self.powers.as_ref().filter(|_| block.len().is_multiple_of(STEP)) {
             return Fingerprint(powers.hash(block));
         }
@@ -100,7 +93,6 @@ mod tests {
             let fingerprints = Fingerprints::new().unwrap();
             let block: Vec<u8> = (0..len).map(|_| random.word() as u8).collect();
             assert!(fingerprints.of(&block) == fingerprints.plain(&block), "{len} bytes");
-            #[cfg(target_arch = "x86_64")]
             if let Some(powers) = fingerprints.powers.as_ref().map(SecretPowers::without_four)
                 && len.is_multiple_of(STEP)
             {

@@ -3,7 +3,6 @@
 //! Only the requested blocks are decompressed. A packed object's payload is opened and decoded by
 //! itself, and a raw object needs no decoding. A block from the file must also have the fingerprint
 //! that was computed when it was stored. So an older state of the same slot is detected.
-#[cfg(target_arch = "x86_64")]
 mod polyval;
 pub mod fingerprint;
 pub mod contexts;

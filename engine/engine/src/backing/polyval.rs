@@ -6,7 +6,6 @@
 //! are 32 steps of the definition, `sum = (sum + word) * secret * x^-128`, at once. A product is
 //! made of three products of half as long factors (Karatsuba's), one of them of the sums of halves.
 //! The reduction is Gueron's and Lindell's (the paper of AES-GCM-SIV).
-#![cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
 use memfold_os::vectors::{have_avx512, have_vpclmulqdq};
 

@@ -190,7 +190,7 @@ keys! {
 
     /// Blocks of a folio compressed at once (Z9).
     batch: usize = 1, kind::BATCH;
-    Users "batch" "N" "1" "Blocks of a folio that are compressed at once on several cores, 1 to 64";
+    Libraries "batch" "N" "1" "Blocks of a folio that are compressed at once on several cores, 1 to 64";
 
     /// Codec for cold blocks (M9); the store checks it.
     recompress: Option<String> = None, kind::TEXT_OR_OFF;

@@ -523,7 +523,6 @@ unsafe fn run(record: usize) -> Result<(), Errno> {
 
 /// # Safety
 /// - `stack_top` and `tls` are those of the record at `record`, which is not in use.
-#[cfg(target_arch = "x86_64")]
 unsafe fn clone_onto(
     flags: usize,
     stack_top: usize,
@@ -554,41 +553,6 @@ unsafe fn clone_onto(
             inlateout("rax") libc::SYS_clone => ret,
             in("rdi") flags, in("rsi") top, in("rdx") number, in("r10") cleared, in("r8") tls,
             lateout("rcx") _, lateout("r11") _,
-        );
-    }
-    raw::errno_of(ret)
-}
-
-/// # Safety
-/// - `stack_top` and `tls` are those of the record at `record`, which is not in use.
-#[cfg(target_arch = "aarch64")]
-unsafe fn clone_onto(
-    flags: usize,
-    stack_top: usize,
-    tls: usize,
-    record: usize,
-) -> Result<i64, Errno> {
-    let ret: i64;
-    // SAFETY: by the caller's promise it is a record.
-    let record_ref = unsafe { &*(record as *const ThreadRecord) };
-    let number = record_ref.number.as_ptr();
-    let cleared = record_ref.cleared_at_end().map_or(core::ptr::null_mut(), AtomicU32::as_ptr);
-    // SAFETY: the new thread touches only its own stack and never returns from `entry`.
-    unsafe {
-        let top = (stack_top as *mut usize).sub(2);
-        top.write(record);
-        core::arch::asm!(
-            "svc 0",
-            "cbnz x0, 2f",
-            "mov x29, xzr",
-            "ldr x0, [sp], #16",
-            "bl {entry}",
-            "brk 1",
-            "2:",
-            entry = sym entry,
-            in("x8") libc::SYS_clone,
-            inlateout("x0") flags as i64 => ret,
-            in("x1") top, in("x2") number, in("x3") tls, in("x4") cleared,
         );
     }
     raw::errno_of(ret)

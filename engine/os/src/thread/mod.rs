@@ -243,7 +243,6 @@ pub fn memory_bytes() -> u64 {
 /// Decodes the processor's error code of a page fault: whether it was a write, and whether the page
 /// was mapped but write-protected. Bit 0: the page was mapped. Bit 1: it was a write
 /// (`arch/x86/include/asm/trap_pf.h`).
-#[cfg(target_arch = "x86_64")]
 pub const fn access_of(error: u64) -> (bool, bool) {
     let write = error & 2 != 0;
     (write, write && error & 1 != 0)
@@ -266,7 +265,6 @@ impl SigbusInfo {
 
     /// Returns whether it was a write, and whether the page was mapped but write-protected. If the
     /// kind of access is unknown, it counts as a write.
-    #[cfg(target_arch = "x86_64")]
     pub fn access(&self) -> (bool, bool) {
         // SAFETY: the kernel passes a valid context to an SA_SIGINFO handler, with the processor's
         // error code of a page fault.
@@ -275,12 +273,6 @@ impl SigbusInfo {
             (*context).uc_mcontext.gregs[libc::REG_ERR as usize]
         };
         access_of(error as u64)
-    }
-
-    /// Returns that it was a write, because the kind of access is unknown here.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub fn access(&self) -> (bool, bool) {
-        (true, false)
     }
 }
 

@@ -193,9 +193,6 @@ fn has_failed(result: &RunResult) -> bool {
 /// Returns why this machine can't run this peer.
 fn why_not(pager: &Pager) -> Result<(), Refusal> {
     match pager {
-        Pager::Memfold { with, .. } if with.contains(&"batch") => Err(Refusal::Machine(
-            "memfold run takes --batch 1 only; bench store --part batch has batches".into(),
-        )),
         Pager::Memfold { .. } => Ok(()),
         Pager::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
         Pager::File { zswap: Some(_), folio } => {

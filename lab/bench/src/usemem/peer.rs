@@ -36,10 +36,9 @@ pub const SWAP_DIR: &str = "/var/tmp";
 
 /// Short names of settings, and their flags of `memfold run`. `lean` keeps no stored copy of
 /// resident pages; `counted` and `uncounted` put the pool inside the limit and outside of it.
-const WITH: [(&str, [&str; 2]); 7] = [
+const WITH: [(&str, [&str; 2]); 6] = [
     ("verify", ["--verify", "on"]),
     ("canned", ["--canned", "on"]),
-    ("batch", ["--batch", "16"]),
     ("lean", ["--clean", "0"]),
     ("swap", ["--swap", SWAP_DIR]),
     ("counted", ["--pool-counts", "on"]),

@@ -10,11 +10,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
 /// `e_machine` of the machine that memfold was built for.
-#[cfg(target_arch = "x86_64")]
 pub const HOST_MACHINE: u16 = EM_X86_64;
-/// `e_machine` of the machine that memfold was built for.
-#[cfg(target_arch = "aarch64")]
-pub const HOST_MACHINE: u16 = EM_AARCH64;
 
 const HEADER_LEN: usize = EI_NIDENT + ELF64_EHDR_TAILSIZE;
 const ENTRY_LEN: usize = size_of::<Elf64_Phdr>();

@@ -230,7 +230,7 @@ fn check_elf(file: &File, path: &Path) -> Result<bool, CommandFailure> {
                 std::env::consts::ARCH
             )));
         }
-        Some(Elf::Native { interpreter: None }) => return loadable(path).map(|()| false),
+        Some(Elf::Native { interpreter: None }) => return Ok(false),
         Some(Elf::Native { interpreter: Some(name) }) => PathBuf::from(name),
     };
     let ours = own_interpreter().and_then(|own| own.file_name().map(OsString::from));
@@ -244,7 +244,7 @@ fn check_elf(file: &File, path: &Path) -> Result<bool, CommandFailure> {
             plain(&e)
         )));
     }
-    loadable(path).map(|()| false)
+    Ok(false)
 }
 
 /// Returns the dynamic linker that memfold, and so its preload library, uses. Returns `None` for a
@@ -274,20 +274,6 @@ fn privilege(file: &File) -> Result<Option<&'static str>, CommandFailure> {
         libc::fgetxattr(file.as_raw_fd(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0)
     };
     Ok((len > 0).then_some("a program with file capabilities"))
-}
-
-/// Checks that memfold loads programs without a dynamic linker on this machine.
-#[cfg(target_arch = "x86_64")]
-fn loadable(_: &Path) -> Result<(), CommandFailure> {
-    Ok(())
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn loadable(path: &Path) -> Result<(), CommandFailure> {
-    Err(CommandFailure::own(format!(
-        "{}: no dynamic linker of this C library loads it; here memfold can't load it itself",
-        path.display()
-    )))
 }
 
 /// The first line of a script.

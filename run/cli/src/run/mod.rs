@@ -440,12 +440,6 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
     if let Some(spec) = &config.recompress {
         CodecSpec::parse(spec).map_err(|e| CommandFailure::own(format!("--recompress: {e}")))?;
     }
-    if config.batch > 1 {
-        return Err(CommandFailure::own(
-            "--batch: memfold run supports only 1, because a child of fork does not inherit the threads of a batch. \
-             Leave the flag out.",
-        ));
-    }
     Ok(config)
 }
 

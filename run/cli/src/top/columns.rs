@@ -35,7 +35,7 @@ const WIDE_RANK: usize = 9;
 const NAME_WIDTH_WIDE: usize = 16;
 /// The column that is drawn as a bar.
 pub const BAR: &str = "MEMORY";
-/// Least width of a terminal for two columns.
+/// Spaces between two columns.
 const GAP: usize = 1;
 
 fn or_dash(cell: Option<String>) -> String {

@@ -2,7 +2,6 @@
 //! table names makes present. See `world.rs`.
 //!
 //! `CASE=writev cargo test -p memfold-gate --test calls` runs the cases with that in their name.
-#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod world;
 mod run;
 mod files;

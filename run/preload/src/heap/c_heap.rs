@@ -42,15 +42,8 @@ unsafe extern "C" fn c_free(at: *mut c_void) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
     ".hidden malloc", ".globl malloc", "malloc:", "jmp {malloc}",
     ".hidden free", ".globl free", "free:", "jmp {free}",
-    malloc = sym c_malloc, free = sym c_free,
-);
-#[cfg(target_arch = "aarch64")]
-core::arch::global_asm!(
-    ".hidden malloc", ".globl malloc", "malloc:", "b {malloc}",
-    ".hidden free", ".globl free", "free:", "b {free}",
     malloc = sym c_malloc, free = sym c_free,
 );

@@ -102,20 +102,7 @@ pub(super) unsafe fn join(
 
 /// # Safety
 /// - As for [`join`].
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn join_words<const W: usize, const DELTAS: bool>(
-    planes: &[PlaneSource; WIDTH_MAX],
-    count: usize,
-    first: u64,
-    to: *mut u8,
-) {
-    // SAFETY: as the caller says.
-    unsafe { plain::<W, DELTAS>(planes, count, first, to) };
-}
-
-/// # Safety
-/// - As for [`join`].
-#[cfg(any(test, not(target_arch = "x86_64")))]
+#[cfg(test)]
 unsafe fn plain<const W: usize, const DELTAS: bool>(
     planes: &[PlaneSource; WIDTH_MAX],
     count: usize,
@@ -142,10 +129,8 @@ unsafe fn plain<const W: usize, const DELTAS: bool>(
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 use sse2::join_words;
 
-#[cfg(target_arch = "x86_64")]
 mod sse2 {
     use super::{PlaneSource, STEP};
     use crate::block::shuffle::plan::WIDTH_MAX;

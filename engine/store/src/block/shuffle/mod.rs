@@ -16,7 +16,6 @@
 //! ```
 pub(super) mod plan;
 mod kernel;
-#[cfg(target_arch = "x86_64")]
 mod steps;
 mod look;
 #[cfg(test)]
@@ -275,7 +274,6 @@ unsafe fn join_deltas(
 ) {
     // SAFETY: as the caller says; `only_plane` has found that the processor has AVX2.
     unsafe {
-        #[cfg(target_arch = "x86_64")]
         if let (8, Some(plane)) = (width, steps::only_plane(planes)) {
             return steps::join(plane, count, first, to);
         }
