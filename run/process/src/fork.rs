@@ -24,7 +24,9 @@ use crate::diagnostics::unserved::unserved_later;
 use crate::heap::{allow_allocation, forbid_allocation};
 use crate::limits;
 use crate::marks::state::{MemoryMark, ProgramState};
-use crate::program::{MARK, ManagedProgram, ProgramMemory, ProgramRelations, abandon};
+use crate::program::{
+    MARK, ManagedProgram, ProgramMemory, ProgramRelations, abandon, keep_descriptors,
+};
 use crate::size::process_size;
 use crate::{diagnostics, engine};
 use core::mem::forget;
@@ -50,7 +52,6 @@ fn may_be_swapped() -> bool {
 /// A copy of the process by fork, with the engine in it.
 #[derive(Copy, Clone)]
 pub struct ForkCopy<'a> {
-    program: &'a ManagedProgram,
     pager: &'a Pager,
     memory: &'a ProgramMemory,
     relations: &'a ProgramRelations,
@@ -61,7 +62,6 @@ impl ForkCopy<'_> {
     /// Returns the walk over the parts of `program`.
     pub fn of(program: &ManagedProgram) -> ForkCopy<'_> {
         ForkCopy {
-            program,
             pager: program.pager(),
             memory: program.memory(),
             relations: program.relations(),
@@ -178,7 +178,7 @@ impl ForkCopy<'_> {
             abandon();
             return unserved_later(format_args!("in a child of fork: {e}"));
         }
-        self.program.keep_descriptors();
+        keep_descriptors(self.memory, self.relations);
         let (start, len) = self.pager.frames_zone();
         let mut done = self.memory.paging().register_frames(start, len);
         // SAFETY: this is the only thread, and it holds the locks of the copy.

@@ -170,6 +170,13 @@ fn numbers(own: [&OwnedFd; 3], each_of_file: impl FnOnce(&mut dyn FnMut(i32))) -
     all
 }
 
+/// Makes the engine's threads keep the program's descriptors that they need. Called before these
+/// threads are started.
+pub fn keep_descriptors(memory: &ProgramMemory, relations: &ProgramRelations) {
+    let each = |number: &mut dyn FnMut(i32)| relations.each_descriptor(number);
+    bare::keep_descriptors(&mut numbers(memory.descriptors(), each));
+}
+
 /// Returns the least number of the engine's descriptors.
 pub fn number_least() -> i32 {
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -318,12 +325,5 @@ impl ManagedProgram {
         let mut owns = self.memory.descriptors().iter().any(|own| own.as_raw_fd() == fd);
         self.relations.each_descriptor(|number| owns |= number == fd);
         owns
-    }
-
-    /// Makes the engine's threads keep the program's descriptors that they need. Called before
-    /// these threads are started.
-    pub fn keep_descriptors(&self) {
-        let each = |number: &mut dyn FnMut(i32)| self.relations.each_descriptor(number);
-        bare::keep_descriptors(&mut numbers(self.memory.descriptors(), each));
     }
 }
