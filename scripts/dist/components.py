@@ -2,6 +2,7 @@
 
     components.py sbom [PACKAGE...]       prints a CycloneDX 1.5 bill of materials
     components.py licenses [PACKAGE...]   prints the licence of each crate from the registry, with its texts
+    components.py denied                  checks all dependencies against deny.toml
 
 Each takes more packages than these two.
 """
@@ -9,8 +10,10 @@ Each takes more packages than these two.
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 
 PACKAGES = ["memfold-cli", "memfold-preload", *sys.argv[2:]]
 PLATFORM = "x86_64-unknown-linux-gnu"
@@ -128,4 +131,23 @@ def licenses():
     return "\n".join(parts)
 
 
-print({"sbom": sbom, "licenses": licenses}[sys.argv[1]]().rstrip())
+def denied():
+    """Returns a line for each dependency whose licence or source deny.toml doesn't allow."""
+    allowed = set(tomllib.loads(pathlib.Path("deny.toml").read_text())["licenses"]["allow"])
+    lines = []
+    for package in crates()[2].values():
+        if package["source"] is None:
+            continue
+        name = f"{package['name']} {package['version']}"
+        # A choice of licences, each possibly of several that apply together.
+        choices = re.split(r" OR |/", (package["license"] or "none").replace("(", "").replace(")", ""))
+        if not any(all(part.split(" WITH ")[0] in allowed for part in choice.split(" AND ")) for choice in choices):
+            lines.append(f"{name}: its licence {package['license']} is not allowed")
+        if not package["source"].startswith("registry+https://github.com/rust-lang/crates.io-index"):
+            lines.append(f"{name}: its source {package['source']} is not allowed")
+    if lines:
+        sys.exit("\n".join(lines))
+    return "all licences and sources are allowed"
+
+
+print({"sbom": sbom, "licenses": licenses, "denied": denied}[sys.argv[1]]().rstrip())
