@@ -273,23 +273,24 @@ impl Holds {
     /// Takes a free slot: `near`, or one that comes after it, or any.
     fn take(&self, near: usize) -> Option<u32> {
         self.grow(near);
-        let used = self.used.load(SeqCst);
-        let mut known = core::iter::once(near).chain(near + 1..used).chain(0..near.min(used));
-        let mut found = known.find(|at| self.try_take(*at));
-        let mut new = used.max(near + 1);
-        while found.is_none() {
+        let used_slots = self.used.load(SeqCst);
+        let mut candidates =
+            core::iter::once(near).chain(near + 1..used_slots).chain(0..near.min(used_slots));
+        let mut slot = candidates.find(|at| self.try_take(*at));
+        let mut new = used_slots.max(near + 1);
+        while slot.is_none() {
             if !self.grow(new) {
                 return None;
             }
-            found = Some(new).filter(|at| self.try_take(*at));
+            slot = Some(new).filter(|at| self.try_take(*at));
             new += 1;
         }
-        let found = found?;
+        let slot = slot?;
         // Before its ranges count. No thread lowers it below a slot that is taken.
-        if self.used.load(SeqCst) <= found {
-            self.used.fetch_max(found + 1, SeqCst);
+        if self.used.load(SeqCst) <= slot {
+            self.used.fetch_max(slot + 1, SeqCst);
         }
-        Some(found as u32)
+        Some(slot as u32)
     }
 
     fn try_take(&self, at: usize) -> bool {
@@ -311,12 +312,13 @@ impl Holds {
     #[cold]
     fn trim(&self) {
         loop {
-            let used = self.used.load(SeqCst);
-            if used <= FEW || !self.try_take(used - 1) {
+            let used_slots = self.used.load(SeqCst);
+            if used_slots <= FEW || !self.try_take(used_slots - 1) {
                 return;
             }
-            let lowered = self.used.compare_exchange(used, used - 1, SeqCst, SeqCst).is_ok();
-            self.known(used as u32 - 1).state.store(FREE, SeqCst);
+            let lowered =
+                self.used.compare_exchange(used_slots, used_slots - 1, SeqCst, SeqCst).is_ok();
+            self.known(used_slots as u32 - 1).state.store(FREE, SeqCst);
             if !lowered {
                 return;
             }
@@ -581,9 +583,9 @@ impl HoldCell {
 impl LeavingPages<'_> {
     /// Returns whether any page of a marked range is held.
     pub fn is_held(&self, range: Range<usize>) -> bool {
-        let mut held = false;
-        self.each_held(range, |_| held = true);
-        held
+        let mut is_held = false;
+        self.each_held(range, |_| is_held = true);
+        is_held
     }
 
     /// Returns whether a marked range may be evicted: it isn't held, and eviction isn't stopped.

@@ -69,11 +69,11 @@ impl<'a> Invariants<'a> {
         self.backing.store().check()?;
         self.mapper.frames().check(self.mapper.space()).map_err(|e| e.to_string())?;
         self.backing.swap().map_or(Ok(()), Swap::check)?;
-        let mut found = FolioSums::default();
+        let mut sums = FolioSums::default();
         for area in areas.iter() {
-            self.check_area(area, &mut found)?;
+            self.check_area(area, &mut sums)?;
         }
-        self.check_sums(&found)
+        self.check_sums(&sums)
     }
 
     fn check_area(&self, area: &Area, found: &mut FolioSums) -> Result<(), String> {
@@ -103,13 +103,18 @@ impl<'a> Invariants<'a> {
                 found.listed += pages;
             }
             FolioState::Partial => {
-                let here = folio.pages_here();
-                if here == 0 || here == pages || self.table.slots(folio).len() != 1 {
-                    return Err(format!("folio {id} is partial with {here} pages of {pages}"));
+                let resident_pages = folio.pages_here();
+                if resident_pages == 0
+                    || resident_pages == pages
+                    || self.table.slots(folio).len() != 1
+                {
+                    return Err(format!(
+                        "folio {id} is partial with {resident_pages} pages of {pages}"
+                    ));
                 }
-                found.mapped += here;
+                found.mapped += resident_pages;
                 found.listed += pages;
-                found.folded += pages - here;
+                found.folded += pages - resident_pages;
             }
             FolioState::Cached => found.cached += pages,
             FolioState::Stored => found.folded += pages,
@@ -161,9 +166,10 @@ impl<'a> Invariants<'a> {
         if !in_memory || !folio.has_copy.get() || slots.len() != 1 {
             return Err(format!("folio {id} is clean, and not one block in memory with a copy"));
         }
-        let home = area.addr_of(folio.key());
-        let here: Vec<u64> = (folio.key()..folio.end()).filter(|key| folio.is_here(*key)).collect();
-        if !here.iter().all(|key| self.mapper.space().is_populated(area.addr_of(*key))) {
+        let address = area.addr_of(folio.key());
+        let resident_keys: Vec<u64> =
+            (folio.key()..folio.end()).filter(|key| folio.is_here(*key)).collect();
+        if !resident_keys.iter().all(|key| self.mapper.space().is_populated(area.addr_of(*key))) {
             return Err(format!("folio {id} is clean, and lacks a page"));
         }
         let mut context = self.backing.context();
@@ -178,8 +184,8 @@ impl<'a> Invariants<'a> {
             // no fault is taken. They may be written to meanwhile, hence there is no reference.
             move |n| unsafe { from.add(n).read_volatile() }
         };
-        let (own, stored) = (bytes(home as *const u8), bytes(buffer.cast()));
-        let mut within = here.iter().flat_map(|key| {
+        let (own, stored) = (bytes(address as *const u8), bytes(buffer.cast()));
+        let mut within = resident_keys.iter().flat_map(|key| {
             let at = (key - folio.key()) as usize * PAGE_SIZE;
             at..at + PAGE_SIZE
         });
@@ -193,12 +199,13 @@ impl<'a> Invariants<'a> {
         let listed = |lists: &[LruList]| {
             lists.iter().map(|list| self.table.lists().pages(*list)).sum::<u64>()
         };
-        let mapped = listed(&[LruList::Active, LruList::Inactive]) + listed(&LruList::REFUSED);
+        let mapped_pages =
+            listed(&[LruList::Active, LruList::Inactive]) + listed(&LruList::REFUSED);
         let cached = listed(&[LruList::Cooling, LruList::Ahead, LruList::Dirty]);
         let in_file = self.backing.swap().map_or(0, Swap::objects);
         let sums = [
             ("mapped pages", found.mapped, self.table.tally().mapped()),
-            ("pages of mapped folios on lists", found.listed, mapped),
+            ("pages of mapped folios on lists", found.listed, mapped_pages),
             ("cached pages on lists", found.cached, cached),
             (
                 "full frames",

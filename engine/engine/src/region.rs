@@ -181,9 +181,9 @@ impl Memory {
                 Errno::NOMEM,
             ));
         }
-        let counted = gate::EngineCount::one_more();
+        let engine_count = gate::EngineCount::one_more();
         // Before the first thread is started.
-        gate::apart(|| Memory::start_apart(config, counted))
+        gate::apart(|| Memory::start_apart(config, engine_count))
     }
 
     fn start_apart(config: Config, counted: gate::EngineCount) -> Result<Memory, Error> {

@@ -325,14 +325,16 @@ mod tests {
                 }
                 1 if is_free(to, &naive) && (to + pages <= start || start + pages <= to) => {
                     areas.relocate(start, to, pages);
-                    let moved: Vec<_> =
+                    let moved_areas: Vec<_> =
                         naive.extract_if(start..start + pages, |_, _| true).collect();
-                    naive.extend(moved.into_iter().map(|(page, key)| (page - start + to, key)));
+                    naive.extend(
+                        moved_areas.into_iter().map(|(page, key)| (page - start + to, key)),
+                    );
                 }
                 2 => {
-                    let gone = areas.remove(start, start + pages);
-                    assert!(gone.is_sorted_by_key(|a| a.start));
-                    for area in gone {
+                    let removed_areas = areas.remove(start, start + pages);
+                    assert!(removed_areas.is_sorted_by_key(|a| a.start));
+                    for area in removed_areas {
                         let keys =
                             (area.start..area.end).map(|page| (page, area.key + page - area.start));
                         keys.for_each(|(page, key)| assert_eq!(naive.remove(&page), Some(key)));

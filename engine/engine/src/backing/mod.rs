@@ -128,9 +128,9 @@ impl Backing {
         if slot.handle.as_foreign().is_none() {
             let worker = &mut context.worker;
             // SAFETY: as the caller says.
-            let loaded =
+            let outcome =
                 unsafe { self.store.load_in_place(worker, slot.handle, order, pages, to.cast()) };
-            self.count_part(loaded.unwrap_or_else(|e| end_damaged(&e)));
+            self.count_part(outcome.unwrap_or_else(|e| end_damaged(&e)));
             return false;
         }
         (context.handles[0], context.fingerprints[0]) = (slot.handle, slot.fingerprint);
@@ -192,11 +192,11 @@ impl Backing {
     /// - As for [`Backing::context_at_rest`]; `to` has room for a page that nothing else touches.
     pub unsafe fn fetch_at_rest(&self, handle: Handle, order: Order, page: usize, to: *mut u8) {
         // SAFETY: by the caller's promise. Nothing is freed while the engine is quiesced.
-        let loaded = unsafe {
+        let outcome = unsafe {
             let worker = &mut self.context_at_rest().worker;
             self.store.load_pages(worker, handle, order, page, 1, to)
         };
-        self.count_part(loaded.unwrap_or_else(|e| end_damaged(&e)));
+        self.count_part(outcome.unwrap_or_else(|e| end_damaged(&e)));
         stats::add(&self.stats.fork_page_loads, 1);
     }
 

@@ -104,7 +104,7 @@ fn hash_by_two(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
 #[target_feature(enable = "avx2,avx512f,pclmulqdq,vpclmulqdq")]
 fn hash_by_four(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
     let mut hash = _mm_setzero_si128();
-    let joined = |four| {
+    let sum_of_four = |four| {
         let halves = (_mm512_castsi512_si256(four), _mm512_extracti64x4_epi64::<1>(four));
         joined(_mm256_xor_si256(halves.0, halves.1))
     };
@@ -130,7 +130,7 @@ fn hash_by_four(powers: &SecretPowers, bytes: &[u8]) -> [u64; 2] {
             middle = _mm512_xor_si512(middle, _mm512_clmulepi64_epi128::<0x00>(halves, folded));
         }
         middle = _mm512_xor_si512(middle, _mm512_xor_si512(low, high));
-        hash = reduced(joined(low), joined(middle), joined(high));
+        hash = reduced(sum_of_four(low), sum_of_four(middle), sum_of_four(high));
     }
     numbers(hash)
 }

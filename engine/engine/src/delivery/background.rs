@@ -121,11 +121,11 @@ unsafe fn with_pager(arg: usize, work: impl FnOnce(&Pager)) {
 fn work(arg: usize) {
     memfold_os::thread::stand_back();
     let until_stopped = |pager: &Pager| {
-        let mut counted = cpu_ns();
+        let mut last_cpu_ns = cpu_ns();
         while (0..COUNTED).all(|_| pager.work()) {
             let now = cpu_ns();
-            stats::add(&pager.0.stats.background_ns, now - counted);
-            counted = now;
+            stats::add(&pager.0.stats.background_ns, now - last_cpu_ns);
+            last_cpu_ns = now;
         }
     };
     // SAFETY: this is a `main` of `threads`, which is called with its `arg`.

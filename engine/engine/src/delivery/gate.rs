@@ -393,9 +393,9 @@ fn is_harmless(advice: i32) -> bool {
 fn names_region(at: usize, count: usize) -> bool {
     (0..count.min(libc::UIO_MAXIOV as usize)).any(|n| {
         let mut range = [0u8; 16];
-        let read = memfold_gate::read_bytes(at + n * 16, &mut range);
+        let outcome = memfold_gate::read_bytes(at + n * 16, &mut range);
         let word = |at: usize| usize::from_ne_bytes(core::array::from_fn(|n| range[at * 8 + n]));
-        read.is_ok() && meets_region(word(0), word(1))
+        outcome.is_ok() && meets_region(word(0), word(1))
     })
 }
 

@@ -49,8 +49,8 @@ impl FaultHandlers {
         unsafe { uffd.register(bells.start(), bells.len(), false)? };
         let (pager, uffd) = (pager.clone(), uffd.clone());
         let (turn, ended) = (Mutex::new(()), AtomicBool::new(false));
-        let shared = Arc::new(HandlerState { pager, uffd, turn, ended, bells });
-        let mut handlers = FaultHandlers { shared, threads: Vec::new() };
+        let handler_state = Arc::new(HandlerState { pager, uffd, turn, ended, bells });
+        let mut handlers = FaultHandlers { shared: handler_state, threads: Vec::new() };
         for _ in 0..count {
             let arg = Arc::into_raw(handlers.shared.clone()) as usize;
             handlers.threads.push(Thread::start(c"memfold-fault", run, arg)?);

@@ -109,9 +109,9 @@ impl<T> EngineRegistry<T> {
             place.visitors.fetch_add(1, SeqCst);
             let engine = place.engine.load(SeqCst);
             // SAFETY: an engine is dropped only after it was delisted, which waits for visitors.
-            let found = !engine.is_null() && visit(unsafe { &*engine });
+            let is_found = !engine.is_null() && visit(unsafe { &*engine });
             place.visitors.fetch_sub(1, SeqCst);
-            found
+            is_found
         })
     }
 }

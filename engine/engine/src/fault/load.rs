@@ -115,7 +115,7 @@ impl<'a> Loads<'a> {
         let want = if forced { self.config.block_order } else { want };
         let load = self.form_window(&mut guard, area, key, want, from);
         let purpose = purpose.expecting(self.table.get(&guard, load.id()));
-        let copied = match purpose {
+        let outcome = match purpose {
             LoadPurpose::Fault(access) => {
                 self.pages_to_copy(self.table.get(&guard, load.id()), key, access, forced)
             }
@@ -124,7 +124,7 @@ impl<'a> Loads<'a> {
         drop(guard);
         // The prefetch overlaps with the search for a frame.
         self.backing.store().prefetch(load.first_slot().handle);
-        let load = match (purpose, copied) {
+        let load = match (purpose, outcome) {
             (LoadPurpose::Fault(access), Some(keys)) => {
                 match self.load_small(areas, area, load, keys.clone(), access) {
                     Ok(true) => return (LoadOutcome::Done, keys.start, keys.end),
@@ -170,7 +170,7 @@ impl<'a> Loads<'a> {
         }
         self.table.tally().load(pages);
         let awaited = purpose == LoadPurpose::Ahead && self.table.is_wanted(load.id());
-        let done = self.finish(&mut guard, area, load, frame, purpose);
+        let mapped_pages = self.finish(&mut guard, area, load, frame, purpose);
         if awaited {
             // A thread has caught up with the window, so the stream advances as if it had been
             // loaded in time.
@@ -179,7 +179,11 @@ impl<'a> Loads<'a> {
             readahead.advance_stream(area, start, start, start + pages, from_file);
         }
         (
-            if done > (key - start) as usize { LoadOutcome::Done } else { LoadOutcome::Again },
+            if mapped_pages > (key - start) as usize {
+                LoadOutcome::Done
+            } else {
+                LoadOutcome::Again
+            },
             start,
             start + pages,
         )
@@ -312,9 +316,9 @@ impl<'a> Loads<'a> {
     fn shrink(&self, area: &Area, load: LoadingFolio, key: u64, order: Order) -> LoadingFolio {
         let keys = load.keys();
         let mut guard = self.table.lock(key);
-        let wanted = self.table.is_wanted(load.id());
+        let is_wanted = self.table.is_wanted(load.id());
         let load = self.table.shrink_load(&mut guard, load, key, order, self.backing);
-        if wanted {
+        if is_wanted {
             // Threads that wait for the folio look again, as some of their pages may no longer be
             // loading.
             Residency::new(self.engine).wake_waiters(&guard, area, keys.start, keys.end);

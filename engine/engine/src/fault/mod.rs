@@ -199,19 +199,19 @@ impl<'a> Faults<'a> {
         let other = |served| (served, FaultSource::Other);
         let key = area.key_of(fault.addr);
         let mut guard = self.table.lock(key);
-        let mut paid = None;
+        let mut copy_order = None;
         loop {
             let Some(id) = self.table.find(&guard, key) else {
                 return (self.first_touch(areas, area, guard, key, fault), FaultSource::Zero);
             };
             let folio = self.table.get(&guard, id);
-            if let Some(order) = self.copied_order(&guard, area, folio, fault, paid) {
-                if paid.is_some() {
+            if let Some(order) = self.copied_order(&guard, area, folio, fault, copy_order) {
+                if copy_order.is_some() {
                     return other(self.make_private(&mut guard, area, fault.addr, order));
                 }
                 drop(guard);
                 self.charge_copies(areas, order);
-                paid = Some(order);
+                copy_order = Some(order);
                 guard = self.table.lock(key);
                 continue;
             }
@@ -321,17 +321,17 @@ impl<'a> Faults<'a> {
         if !ahead {
             stats::add(&self.stats.rescues, 1);
         }
-        let done = Residency::new(self.engine).map_in(guard, area.addr_of(start), id);
+        let arrival = Residency::new(self.engine).map_in(guard, area.addr_of(start), id);
         if ahead {
             let end = start + order.pages() as u64;
             readahead.advance_stream(area, key, start, end, in_file);
         }
-        let loaded = if done.pages > (key - start) as usize {
+        let outcome = if arrival.pages > (key - start) as usize {
             LoadOutcome::Done
         } else {
             LoadOutcome::Again
         };
-        served(loaded)
+        served(outcome)
     }
 
     fn first_touch(
@@ -348,9 +348,9 @@ impl<'a> Faults<'a> {
             (false, true) => FirstTouch::Write,
             (false, false) => FirstTouch::Read,
         };
-        let loaded = Loads::new(self.engine).first_touch(areas, area, guard, key, touch);
+        let outcome = Loads::new(self.engine).first_touch(areas, area, guard, key, touch);
         Limits::new(self.engine).ask_past_target();
-        served(loaded)
+        served(outcome)
     }
 
     fn major(

@@ -176,7 +176,7 @@ impl Loads<'_> {
         let (home, space) = (area.addr_of(keys.start), self.mapper.space());
         let mut guard = self.table.lock(key);
         let unprotect = || space.protect(home, order.bytes(), false);
-        let done = match touch {
+        let outcome = match touch {
             FirstTouch::WriteToZeros => unprotect(),
             // SAFETY: the shard is locked, and the folio is `Loading` without a copy. So the page is
             // zeros if it is missing.
@@ -186,10 +186,10 @@ impl Loads<'_> {
                 copied => copied.map_err(|partial| partial.errno),
             },
         };
-        if done.is_err() {
+        if outcome.is_err() {
             drop(guard);
             self.undo(area, load);
-            if matches!(done, Err(Errno::AGAIN | Errno::NOMEM)) {
+            if matches!(outcome, Err(Errno::AGAIN | Errno::NOMEM)) {
                 return Ok(LoadOutcome::Again);
             }
             // A thread past the gate may have unmapped the page. The touch finds that.
@@ -258,14 +258,14 @@ impl Loads<'_> {
         };
         let mut guard = self.table.lock(key);
         let access = FaultAccess { touch: TouchKind::UNKNOWN, write: true };
-        let done = self.finish(&mut guard, area, load, frame, LoadPurpose::Fault(access));
-        let is_whole = done == order.pages();
+        let mapped_pages = self.finish(&mut guard, area, load, frame, LoadPurpose::Fault(access));
+        let is_whole = mapped_pages == order.pages();
         if is_sampled {
             let is_window = is_whole && order > Order::PAGE;
             let is_probed = is_window && self.protect_probe(areas, area, &guard, id, key);
             self.first_touches.filled(key, keys.start, keys.end, is_probed);
         }
-        let reached = done > (key - keys.start) as usize;
+        let reached = mapped_pages > (key - keys.start) as usize;
         (if reached { LoadOutcome::Done } else { LoadOutcome::Again }, keys.start, keys.end)
     }
 

@@ -140,21 +140,21 @@ impl FolioIndex {
     /// Gets memory for the word of `key`, which is about to be written.
     fn need_chunk(&self, key: u64) {
         let end = ((key >> MAX_ORDER) as usize + 1) * size_of::<u32>();
-        let done = self.chunks.need(&self.edge, 0, self.chunks.len(), end);
-        if done.is_err() {
+        let outcome = self.chunks.need(&self.edge, 0, self.chunks.len(), end);
+        if outcome.is_err() {
             NoPromise::end("The index");
         }
     }
 
     /// Returns the folio that covers `key`.
     pub fn find(&self, guard: &ShardGuard<'_>, key: u64) -> Option<FolioId> {
-        let found = self.word(guard, key);
+        let word = self.word(guard, key);
         #[cfg(test)]
         {
             self.looked[0].fetch_add(1, Relaxed);
-            self.looked[1].fetch_add(found.is_none() as usize, Relaxed);
+            self.looked[1].fetch_add(word.is_none() as usize, Relaxed);
         }
-        found
+        word
     }
 
     fn word(&self, guard: &ShardGuard<'_>, key: u64) -> Option<FolioId> {

@@ -108,13 +108,13 @@ impl Lru {
 
     fn link(&self, id: FolioId) -> *mut FolioLink {
         debug_assert!(id != 0 && id as usize <= LIMIT);
-        let done = self.links.need(
+        let outcome = self.links.need(
             &self.edge,
             0,
             self.links.len(),
             size_of::<FolioLink>() * (id as usize + 1),
         );
-        if done.is_err() {
+        if outcome.is_err() {
             NoPromise::end("The list of folios");
         }
         // SAFETY: ids are at most LIMIT, and the zone has a link for each.

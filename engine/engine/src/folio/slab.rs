@@ -73,8 +73,9 @@ impl<T> Slab<T> {
                  tables). Use a larger --block, which needs fewer records",
             );
         }
-        let done = self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
-        if done.is_err() {
+        let outcome =
+            self.zone.need(&self.edge, 0, self.zone.len(), self.stride * (id as usize + 1));
+        if outcome.is_err() {
             NoPromise::end("The index");
         }
         // Stored after the record has memory; written only under the lock.

@@ -293,19 +293,19 @@ impl FolioTable {
         backing: &Backing,
     ) -> LoadingFolio {
         let (keys, start) = (load.keys(), key & !(order.pages() as u64 - 1));
-        let kept = self.carve(guard, load.end(), start, order, backing);
+        let rest = self.carve(guard, load.end(), start, order, backing);
         let mut at = keys.start;
         while at < keys.end {
             let piece = self.find(guard, at).expect("a split folio covers what it covered");
             let folio = self.get(guard, piece);
             at = folio.end();
-            if piece != kept {
+            if piece != rest {
                 self.end_unloaded(guard, piece, backing);
             }
         }
-        let folio = self.get(guard, kept);
+        let folio = self.get(guard, rest);
         folio.wanted.store(false, Relaxed);
-        self.loading(folio, kept)
+        self.loading(folio, rest)
     }
 
     /// Undoes a load: the folio gets its earlier state again.
@@ -400,14 +400,14 @@ impl FolioTable {
         }
         folio.untouched.set(false);
         folio.clean_in.set(0);
-        let folded = match folio.state.get() {
+        let folded_pages = match folio.state.get() {
             FolioState::Stored | FolioState::Loading | FolioState::Partial => {
                 folio.pages() - folio.pages_here()
             }
             _ => 0,
         };
-        self.tally.drop_copy(folded, true);
-        self.tally.drop_copy(folio.pages() - folded, false);
+        self.tally.drop_copy(folded_pages, true);
+        self.tally.drop_copy(folio.pages() - folded_pages, false);
         for slot in self.folios.slots(folio) {
             let BlockSlot { handle, fingerprint } = slot.get();
             if !handle.is_none() {

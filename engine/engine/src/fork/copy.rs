@@ -177,7 +177,7 @@ impl Fork<'_> {
         // SAFETY: nobody changes areas.
         for area in unsafe { self.areas.peek() }.iter() {
             let keys = area.key..area.key + (area.end - area.start);
-            let mut away: Vec<(u64, BlockSlot, Order)> = Vec::new();
+            let mut stored_pages: Vec<(u64, BlockSlot, Order)> = Vec::new();
             self.table.each(keys.clone(), |guard, id| {
                 let folio = self.table.get(guard, id);
                 if folio.state.get() != FolioState::Resident {
@@ -185,25 +185,25 @@ impl Fork<'_> {
                         (self.table.block_order(folio.order()), self.table.slots(folio));
                     let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
-                    let gone = own.filter(|key| !folio.is_here(*key));
-                    away.extend(gone.map(|key| (key, slot(key), block)));
+                    let missing_keys = own.filter(|key| !folio.is_here(*key));
+                    stored_pages.extend(missing_keys.map(|key| (key, slot(key), block)));
                 }
             });
-            let mut read = Handle::NONE;
-            for (key, slot, block) in away {
+            let mut last_handle = Handle::NONE;
+            for (key, slot, block) in stored_pages {
                 let (addr, page) = (area.addr_of(key), key as usize % block.pages());
                 // SAFETY: the engine is at rest, and the caller is alone. The scratch holds a block.
                 unsafe {
                     if slot.handle.as_foreign().is_none() {
-                        read = Handle::NONE;
+                        last_handle = Handle::NONE;
                         put(addr, self.page_at_rest(Some(addr)));
                         continue;
                     }
-                    if read != slot.handle {
+                    if last_handle != slot.handle {
                         let context = self.backing.context_at_rest();
                         let to = Page::at(self.scratch.as_ptr());
                         self.backing.fetch_pages(context, slot, block, 0..block.pages(), to);
-                        read = slot.handle;
+                        last_handle = slot.handle;
                     }
                     put(addr, self.scratch.as_ptr().add(page * PAGE_SIZE));
                 }

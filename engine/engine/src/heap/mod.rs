@@ -203,13 +203,13 @@ impl Heap {
         // Other regions may have been added or dropped. This one stays until its extents are given.
         let (i, _) = state.locate(addr).expect("a region stays while an extent of it is taken");
         state.parts[i].extents.give(start, len);
-        let gone = state.spare().map(|i| state.parts.swap_remove(i));
-        if let Some(part) = &gone {
+        let spare_part = state.spare().map(|i| state.parts.swap_remove(i));
+        if let Some(part) = &spare_part {
             self.inner.bounds[part.place][0].store(0, Release);
         }
         drop(state);
         // The region is dropped with no lock held.
-        drop(gone);
+        drop(spare_part);
         Ok(())
     }
 
@@ -228,8 +228,8 @@ impl Heap {
         let (old, in_place) = {
             let mut state = self.inner.state.lock();
             let (i, start) = state.locate(addr).ok_or(NOT_OURS)?;
-            let found = state.parts[i].extents.find(start);
-            let (_, old) = found.filter(|e| e.0 == start).ok_or(NOT_OURS)?;
+            let extent = state.parts[i].extents.find(start);
+            let (_, old) = extent.filter(|e| e.0 == start).ok_or(NOT_OURS)?;
             if len < old {
                 // SAFETY: the caller gives up the tail; it becomes free only after
                 // this.
@@ -384,9 +384,8 @@ impl Heap {
 impl HeapState {
     fn take(&mut self, len: usize) -> Option<usize> {
         let align = if len >= LARGE_BYTES { MAX_BYTES } else { GRANULE_BYTES };
-        let taken =
-            |part: &mut HeapRegion| Some(part.span.start() + part.extents.take(len, align)?);
-        self.parts.iter_mut().find_map(taken)
+        let take = |part: &mut HeapRegion| Some(part.span.start() + part.extents.take(len, align)?);
+        self.parts.iter_mut().find_map(take)
     }
 
     /// Adds a span that holds `len` bytes, and returns its addresses and its index.
@@ -396,11 +395,11 @@ impl HeapState {
             "no more regions: free some of what is allocated",
             Errno::NOMEM,
         ))?;
-        let wanted = len.max(SPAN_BYTES);
+        let span = len.max(SPAN_BYTES);
         // A small one, where addresses are scarce.
         let region = memory
-            .region(wanted)
-            .or_else(|e| if wanted > len { memory.region(len) } else { Err(e) })?;
+            .region(span)
+            .or_else(|e| if span > len { memory.region(len) } else { Err(e) })?;
         let start = region.as_ptr() as usize;
         let addrs = start..start + region.len();
         huge::allow(addrs.clone());

@@ -73,11 +73,11 @@ impl<T> FoldedVec<T> {
     /// # Errors
     /// No address space; a child of fork. The vector is unchanged then.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
-        let wanted = self.len.saturating_add(more);
-        if wanted <= self.capacity {
+        let least = self.len.saturating_add(more);
+        if least <= self.capacity {
             return Ok(());
         }
-        let bytes = wanted.max(self.capacity.saturating_mul(2)).saturating_mul(size_of::<T>());
+        let bytes = least.max(self.capacity.saturating_mul(2)).saturating_mul(size_of::<T>());
         let start = match self.capacity {
             0 => self.heap.alloc(bytes)?,
             // SAFETY: `&mut self` excludes other users of the piece, and the new address replaces

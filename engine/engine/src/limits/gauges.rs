@@ -89,17 +89,17 @@ impl<'a> Gauges<'a> {
             return;
         }
         let s = self.stats;
-        let folded = self.table.tally().folded() << PAGE_SHIFT;
+        let folded_bytes = self.table.tally().folded() << PAGE_SHIFT;
         let resident = limits.physical() << PAGE_SHIFT;
         let gain = FoldingGain {
-            plain: folded + resident + self.budget.quota().outside_bytes(),
-            folded,
-            stored: folded + (self.table.tally().clean() << PAGE_SHIFT),
+            plain: folded_bytes + resident + self.budget.quota().outside_bytes(),
+            folded: folded_bytes,
+            stored: folded_bytes + (self.table.tally().clean() << PAGE_SHIFT),
             takes: self.backing.store().pool_bytes() + limits.metadata_bytes(),
             resident,
         };
-        let kept = self.budget.judge(self.cost(), &gain);
-        s.kept_bytes.store(kept, Relaxed);
+        let floor = self.budget.judge(self.cost(), &gain);
+        s.kept_bytes.store(floor, Relaxed);
     }
 
     /// Decides anew how much memory may stay for the slowdown that was asked for, if one was
@@ -155,9 +155,12 @@ impl<'a> Gauges<'a> {
         let own_ns = threads_ns.saturating_sub(spent.0).max(threads_ns / OWN_SHARE_MIN);
         s.own_ns.store(own_ns, Relaxed);
         stats::add(&s.idle_ns, if self.budget.is_idle() { note.passed_ns } else { 0 });
-        let folded = self.table.tally().folded() << PAGE_SHIFT;
-        let saved = folded.saturating_sub(self.own_bytes()) as u128;
-        stats::add(&s.saved_byte_seconds, (saved * note.passed_ns as u128 / 1_000_000_000) as u64);
+        let folded_bytes = self.table.tally().folded() << PAGE_SHIFT;
+        let saved_bytes = folded_bytes.saturating_sub(self.own_bytes()) as u128;
+        stats::add(
+            &s.saved_byte_seconds,
+            (saved_bytes * note.passed_ns as u128 / 1_000_000_000) as u64,
+        );
     }
 
     /// Returns the CPU time of the program's threads in faults, nanoseconds.
@@ -213,9 +216,9 @@ impl<'a> Gauges<'a> {
         if limits.is_retry_due() {
             self.requests.reclaim();
         }
-        let folded = self.table.tally().folded() << PAGE_SHIFT;
-        s.folded_bytes.store(folded, Relaxed);
-        s.stored_bytes.store(folded + (self.table.tally().clean() << PAGE_SHIFT), Relaxed);
+        let folded_bytes = self.table.tally().folded() << PAGE_SHIFT;
+        s.folded_bytes.store(folded_bytes, Relaxed);
+        s.stored_bytes.store(folded_bytes + (self.table.tally().clean() << PAGE_SHIFT), Relaxed);
         s.folios.store(self.table.count() as u64, Relaxed);
         s.swap_bytes.store(self.backing.swap().map_or(0, Swap::used_bytes), Relaxed);
         s.remote_bytes.store(self.backing.swap().map_or(0, Swap::remote_bytes), Relaxed);
@@ -227,7 +230,7 @@ impl<'a> Gauges<'a> {
             &s.peak_bytes,
             mapped + frames + pool + index + self.budget.quota().outside_bytes(),
         );
-        stats::raise(&s.peak_folded_bytes, folded);
+        stats::raise(&s.peak_folded_bytes, folded_bytes);
     }
 
     /// Records that the bounds could not be kept. Reports it the first time, or ends the program,
@@ -273,26 +276,26 @@ impl<'a> Gauges<'a> {
     /// Returns the least limit that could be kept now, bytes.
     pub fn least_limit_bytes(&self) -> u64 {
         let limits = self.limits();
-        let stored = if limits.is_limited() { limits.stored_bytes() } else { 0 };
-        stored + self.least_resident_bytes()
+        let stored_bytes = if limits.is_limited() { limits.stored_bytes() } else { 0 };
+        stored_bytes + self.least_resident_bytes()
     }
 
     /// Returns the uncompressed memory that remains when all else is folded, managed or not, bytes.
     pub fn least_resident_bytes(&self) -> u64 {
         let limits = self.limits();
-        let kept = limits.floor_beside(limits.stored_bytes()).max(limits.kept_bytes());
-        let held = self.holds.held_bytes();
-        self.budget.quota().outside_bytes() + self.refused_bytes() + kept.max(held)
+        let floor = limits.floor_beside(limits.stored_bytes()).max(limits.kept_bytes());
+        let held_bytes = self.holds.held_bytes();
+        self.budget.quota().outside_bytes() + self.refused_bytes() + floor.max(held_bytes)
     }
 
     /// Counts memory held by the program's system calls as resident. If it is past the bounds,
     /// resident memory is too.
     pub fn note_held(&self) {
-        let held = self.holds.held_bytes();
-        if held > 0 {
-            stats::raise(&self.stats.peak_held_bytes, held);
+        let held_bytes = self.holds.held_bytes();
+        if held_bytes > 0 {
+            stats::raise(&self.stats.peak_held_bytes, held_bytes);
         }
-        if held > self.limits().bound_bytes() {
+        if held_bytes > self.limits().bound_bytes() {
             self.past_the_limit();
         }
     }
@@ -372,10 +375,10 @@ impl fmt::Display for Gauges<'_> {
         let what = if limits.limit_bytes().is_some() { "limit" } else { "resident limit" };
         write!(f, "The {what} of {} can't be kept", Size(limits.bound_bytes()))?;
         let outside = [(self.budget.quota().outside_bytes(), "is not managed")].into_iter();
-        let stored = [(limits.stored_bytes(), "is folded data, compressed")];
-        let takes = outside.chain(stays(self.stats)).chain(stored);
-        let told = takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES).enumerate();
-        for (n, (bytes, why)) in told {
+        let stored_data = [(limits.stored_bytes(), "is folded data, compressed")];
+        let takes = outside.chain(stays(self.stats)).chain(stored_data);
+        let causes = takes.filter(|(bytes, _)| *bytes >= TOLD_BYTES).enumerate();
+        for (n, (bytes, why)) in causes {
             write!(f, "{} {} {why}", if n == 0 { ":" } else { "," }, Size(bytes))?;
         }
         write!(f, ". The smallest possible limit is now {}", Size(self.least_limit_bytes()))

@@ -70,8 +70,10 @@ impl<'a> Limits<'a> {
         if self.budget.is_frozen() {
             return u64::MAX >> PAGE_SHIFT;
         }
-        let stored = self.stored_bytes();
-        self.bound_beside(stored).min(self.budget.aim_pages()).max(self.least_beside(stored))
+        let stored_bytes = self.stored_bytes();
+        self.bound_beside(stored_bytes)
+            .min(self.budget.aim_pages())
+            .max(self.least_beside(stored_bytes))
     }
 
     /// Returns the bytes of counted pools and the index.
@@ -93,8 +95,8 @@ impl<'a> Limits<'a> {
 
     /// Returns whether the bounds leave less than the memory that remains whatever they are.
     pub(crate) fn is_at_least(&self) -> bool {
-        let stored = self.stored_bytes();
-        self.bound_beside(stored) < self.least_beside(stored)
+        let stored_bytes = self.stored_bytes();
+        self.bound_beside(stored_bytes) < self.least_beside(stored_bytes)
     }
 
     /// Returns the order of the largest folio that is evicted at once. Until a folio is stored it
@@ -116,8 +118,8 @@ impl<'a> Limits<'a> {
 
     /// Returns [`Limits::bound_beside`] for the present pools, but at least the floor.
     pub(crate) fn bound_or_floor(&self) -> u64 {
-        let stored = self.stored_bytes();
-        self.bound_beside(stored).max(self.floor_beside(stored) >> PAGE_SHIFT)
+        let stored_bytes = self.stored_bytes();
+        self.bound_beside(stored_bytes).max(self.floor_beside(stored_bytes) >> PAGE_SHIFT)
     }
 
     /// Returns the uncompressed memory with which the bounds are kept, in pages. It is the smaller
@@ -180,9 +182,9 @@ impl<'a> Limits<'a> {
     /// Returns the charge, bytes, for `pages` of uncompressed memory and the other memory of the
     /// process that counts against the bound of the run.
     pub(super) fn charge_for(&self, pages: u64) -> u64 {
-        let stored = if self.is_limited() { self.stored_bytes() } else { 0 };
-        let held = (pages << PAGE_SHIFT) + stored + self.budget.quota().outside_bytes();
-        held.saturating_sub(self.budget.quota().others_bytes())
+        let stored_bytes = if self.is_limited() { self.stored_bytes() } else { 0 };
+        let held_bytes = (pages << PAGE_SHIFT) + stored_bytes + self.budget.quota().outside_bytes();
+        held_bytes.saturating_sub(self.budget.quota().others_bytes())
     }
 
     /// Returns whether uncompressed memory may grow to `pages`: to the target, as long as the run
@@ -197,14 +199,14 @@ impl<'a> Limits<'a> {
         if shared.charge(self.charge_for(pages), self.is_limited()) || self.budget.is_frozen() {
             return true;
         }
-        let stored = self.stored_bytes();
-        if pages <= self.least_beside(stored) {
+        let stored_bytes = self.stored_bytes();
+        if pages <= self.least_beside(stored_bytes) {
             return true;
         }
-        let stored = if self.is_limited() { stored } else { 0 };
-        self.budget
-            .quota()
-            .lower((self.physical() << PAGE_SHIFT) + stored + self.budget.quota().outside_bytes());
+        let counted_bytes = if self.is_limited() { stored_bytes } else { 0 };
+        self.budget.quota().lower(
+            (self.physical() << PAGE_SHIFT) + counted_bytes + self.budget.quota().outside_bytes(),
+        );
         self.requests.reclaim();
         false
     }

@@ -230,8 +230,8 @@ impl Mappings<'_> {
         let key_ranges = KeyRanges::new(self.engine);
         let mut areas = self.areas.write();
         let (old, new) = (pages(&from), (len >> PAGE_SHIFT) as u64);
-        let kept = (old.end - old.start).min(new);
-        for edge in [old.start, old.start + kept, old.end] {
+        let moved_bytes = (old.end - old.start).min(new);
+        for edge in [old.start, old.start + moved_bytes, old.end] {
             key_ranges.cut(&areas, edge, edge);
         }
         let result = make();
@@ -243,21 +243,21 @@ impl Mappings<'_> {
             key_ranges.forget(&mut areas, target.start, target.end, false);
         }
         let at = page_of(result as usize);
-        let source = parts(&areas, &(old.start..old.start + kept));
-        if old.start + kept < old.end {
-            let cut_off = ((old.start + kept) as usize) << PAGE_SHIFT;
+        let source = parts(&areas, &(old.start..old.start + moved_bytes));
+        if old.start + moved_bytes < old.end {
+            let cut_off = ((old.start + moved_bytes) as usize) << PAGE_SHIFT;
             key_ranges.forget(&mut areas, cut_off, from.end, false);
         }
         if at != old.start {
-            areas.relocate(old.start, at, kept);
+            areas.relocate(old.start, at, moved_bytes);
         }
         if keeps_source {
             source.iter().for_each(|part| areas.add(page_of(part.start), page_of(part.end)));
         }
         // The new part belongs to the mapping before it, so it is registered or hidden as that is.
-        let is_managed = kept > 0 && areas.touch(at + kept - 1, at + kept);
-        if is_managed && kept < new && !areas.touch(at + kept, at + new) {
-            areas.add(at + kept, at + new);
+        let is_managed = moved_bytes > 0 && areas.touch(at + moved_bytes - 1, at + moved_bytes);
+        if is_managed && moved_bytes < new && !areas.touch(at + moved_bytes, at + new) {
+            areas.add(at + moved_bytes, at + new);
         }
         self.show_resident(&areas, &(at..at + new));
         result
@@ -279,8 +279,8 @@ impl Mappings<'_> {
             return;
         }
         let show = |run: Range<usize>| {
-            let shown = self.mapper.space().protect(run.start, run.len(), false);
-            shown.expect("memfold: Showing hidden pages failed");
+            let outcome = self.mapper.space().protect(run.start, run.len(), false);
+            outcome.expect("memfold: Showing hidden pages failed");
         };
         let mut run = 0..0;
         for (area, keys) in areas.parts(range) {
@@ -318,12 +318,12 @@ impl Mappings<'_> {
         for (area, keys) in areas.parts(range) {
             let mut there: Vec<Range<u64>> = Vec::new();
             let key_of = |addr: usize| area.key + (page_of(addr) - area.start);
-            let told = pagemap.for_each_populated(
+            let outcome = pagemap.for_each_populated(
                 area.addr_of(keys.start),
                 area.addr_of(keys.end),
                 |start, end| there.push(key_of(start)..key_of(end)),
             );
-            told.expect("memfold: Reading /proc/self/pagemap failed");
+            outcome.expect("memfold: Reading /proc/self/pagemap failed");
             there.into_iter().for_each(|keys| self.drop_strays_among(&area, keys));
         }
     }
@@ -344,8 +344,8 @@ impl Mappings<'_> {
             let keys = folio.key().max(there.start)..folio.end().min(there.end);
             for key in keys.filter(|key| !folio.is_here(*key)) {
                 // SAFETY: the engine has the bytes, and no thread has written to a stray page.
-                let dropped = unsafe { self.mapper.space().discard(area.addr_of(key), PAGE_SIZE) };
-                dropped.expect("memfold: Dropping a stray page failed");
+                let outcome = unsafe { self.mapper.space().discard(area.addr_of(key), PAGE_SIZE) };
+                outcome.expect("memfold: Dropping a stray page failed");
             }
         });
         if at < there.end {

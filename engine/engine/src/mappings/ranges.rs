@@ -177,14 +177,14 @@ impl<'a> KeyRanges<'a> {
             // The whole range, because a load by copy that was undone may have mapped pages of a
             // folio that is stored.
             // SAFETY: the owner gives up the bytes.
-            let done = unsafe {
+            let outcome = unsafe {
                 self.mapper
                     .space()
                     .discard(area.addr_of(keys.start), bytes((keys.end - keys.start) as usize))
             };
-            done.expect("memfold: Dropping managed pages failed");
+            outcome.expect("memfold: Dropping managed pages failed");
         }
-        let mut dropped = 0;
+        let mut dropped_pages = 0;
         self.table.each(keys.clone(), |guard, id| {
             let folio = self.table.get(guard, id);
             let (start, order) = (folio.key(), folio.order());
@@ -201,11 +201,11 @@ impl<'a> KeyRanges<'a> {
                     unreachable!("a thread works on a folio while areas are written")
                 }
             }
-            dropped += order.pages() as u64;
+            dropped_pages += order.pages() as u64;
             self.table.remove(guard, id, self.backing);
         });
-        stats::add(&self.stats.discarded_pages, dropped);
-        if dropped > 0 {
+        stats::add(&self.stats.discarded_pages, dropped_pages);
+        if dropped_pages > 0 {
             // Freed objects may leave the pool sparse: a background thread compacts it.
             self.requests.reclaim();
         }
@@ -262,12 +262,12 @@ impl<'a> KeyRanges<'a> {
         let _past = self.backing.store().past_limit();
         self.backing.store().set_refuse_incompressible(false);
         context.handles[..order.pages()].fill(Handle::NONE);
-        let away: Vec<usize> =
+        let missing_pages: Vec<usize> =
             (0..order.pages()).filter(|page| !folio.is_here(key + *page as u64)).collect();
-        for &page in &away {
+        for &page in &missing_pages {
             // SAFETY: this thread holds `areas` for writing, so no other thread writes to the
             // scratch. Page `page` of the block lies in the scratch.
-            let saved = unsafe {
+            let outcome = unsafe {
                 let from = self.scratch.as_ptr().add(page * PAGE_SIZE);
                 context.fingerprints[page] =
                     self.backing.fingerprint(core::slice::from_raw_parts(from, PAGE_SIZE));
@@ -282,7 +282,7 @@ impl<'a> KeyRanges<'a> {
                     out,
                 )
             };
-            if saved.is_err() {
+            if outcome.is_err() {
                 self.backing.store().free_many(&context.handles[..page]);
                 return false;
             }
@@ -292,7 +292,7 @@ impl<'a> KeyRanges<'a> {
             let at = key + page as u64;
             let id = self.table.add(guard, at, Order::PAGE, FolioState::Resident);
             let folio = self.table.get(guard, id);
-            if away.contains(&page) {
+            if missing_pages.contains(&page) {
                 let slot = BlockSlot {
                     handle: context.handles[page],
                     fingerprint: context.fingerprints[page],
@@ -303,7 +303,7 @@ impl<'a> KeyRanges<'a> {
             }
             self.table.list_by_state(guard, id);
         }
-        self.table.tally().store(away.len() as u64);
+        self.table.tally().store(missing_pages.len() as u64);
         stats::add(&self.stats.partial_writes, 1);
         true
     }
@@ -343,12 +343,13 @@ impl<'a> KeyRanges<'a> {
         drop(context);
         self.table.tally().load(folio.pages() - folio.pages_here());
         folio.frame.set(frame);
-        let here: Vec<u64> = (key..folio.end()).filter(|key| folio.is_here(*key)).collect();
+        let resident_keys: Vec<u64> =
+            (key..folio.end()).filter(|key| folio.is_here(*key)).collect();
         folio.here.set(0);
         folio.state.set(FolioState::Cached);
         self.table.lists().detach(id);
         self.table.list_by_state(guard, id);
-        for page in here {
+        for page in resident_keys {
             let id = self.table.find(guard, page).expect("a split folio covers what it covered");
             let id = self.table.carve(guard, id, page, Order::PAGE, self.backing);
             let folio = self.table.get(guard, id);
@@ -374,9 +375,9 @@ impl<'a> KeyRanges<'a> {
         let (mut key, last) = (keys.start.max(area.key), keys.end.min(area.key_end()));
         while let Some((guard, at, id)) = self.table.lock_next(key..last) {
             let folio = self.table.get(&guard, id);
-            let away = (at..folio.end().min(last)).find(|key| !folio.is_here(*key));
-            key = away.unwrap_or(folio.end());
-            if away.is_none() {
+            let missing_key = (at..folio.end().min(last)).find(|key| !folio.is_here(*key));
+            key = missing_key.unwrap_or(folio.end());
+            if missing_key.is_none() {
                 continue;
             }
             drop(guard);
@@ -426,11 +427,11 @@ impl<'a> KeyRanges<'a> {
 
     /// Returns whether every folio of a range of keys is in the page table.
     pub(crate) fn is_home(&self, start: u64, end: u64) -> bool {
-        let mut home = true;
+        let mut is_resident = true;
         self.table.each(start..end, |guard, id| {
-            home &= self.table.get(guard, id).state.get() == FolioState::Resident;
+            is_resident &= self.table.get(guard, id).state.get() == FolioState::Resident;
         });
-        home
+        is_resident
     }
 }
 

@@ -17,13 +17,13 @@ impl Mappings<'_> {
             // Otherwise other threads may evict the part as fast as it is loaded.
             let holds = self.holds.are_used();
             // Without room for a hold it takes longer.
-            let held = holds.then(|| self.holds.hold(0, part.clone()).ok()).flatten();
+            let hold = holds.then(|| self.holds.hold(0, part.clone()).ok()).flatten();
             self.need_at(part.clone());
-            let left = self.leave_at_home(part, &mut unregister);
-            if let Some(hold) = held {
+            let outcome = self.leave_at_home(part, &mut unregister);
+            if let Some(hold) = hold {
                 self.holds.release(hold);
             }
-            if !left {
+            if !outcome {
                 yield_now();
             }
         }

@@ -106,9 +106,9 @@ impl Budget {
 
     /// Judges anew how much is to stay, and returns it, bytes.
     pub fn judge(&self, cost: FoldingCost, gain: &FoldingGain) -> u64 {
-        let kept = self.thrash.lock().judge(cost, gain);
-        self.kept_pages.store(kept >> PAGE_SHIFT, Relaxed);
-        kept
+        let floor = self.thrash.lock().judge(cost, gain);
+        self.kept_pages.store(floor >> PAGE_SHIFT, Relaxed);
+        floor
     }
 
     /// Returns the uncompressed memory that may stay because of the slowdown that was asked for,
@@ -146,8 +146,8 @@ impl Budget {
         (faults_ns, engine_ns): (u64, u64),
         cpus: u64,
     ) -> CostNote {
-        let mut noted = self.noted.lock();
-        let last = noted.unwrap_or(CostNote { at_ns: now_ns, ..CostNote::default() });
+        let mut least = self.noted.lock();
+        let last = least.unwrap_or(CostNote { at_ns: now_ns, ..CostNote::default() });
         let faults = faults_ns.saturating_sub(last.faults_ns);
         let engine = engine_ns.saturating_sub(last.engine_ns) / cpus;
         let (folding_ns, waking_ns) = match (self.is_idle(), self.is_waking()) {
@@ -163,7 +163,7 @@ impl Budget {
             waking_ns: last.waking_ns + waking_ns,
             passed_ns: now_ns.saturating_sub(last.at_ns),
         };
-        *noted = Some(note);
+        *least = Some(note);
         note
     }
 

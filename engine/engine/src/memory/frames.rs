@@ -260,16 +260,20 @@ impl Frames {
     /// The errors of the copy: EAGAIN for the moment, ENOMEM. The frame has been freed then.
     pub fn populate(&self, space: &dyn Space, frame: Frame, order: Order) -> Result<(), Errno> {
         let (at, len) = (self.addr(frame), order.bytes());
-        let mut done = 0;
-        while done < len {
+        let mut returned_pages = 0;
+        while returned_pages < len {
             // SAFETY: the frame is the caller's and empty from `done` on; `zeros` is readable for 2
             // MiB.
-            match unsafe { space.copy(at + done, self.zeros(), len - done, false) } {
+            match unsafe {
+                space.copy(at + returned_pages, self.zeros(), len - returned_pages, false)
+            } {
                 Ok(()) => break,
-                Err(partial) if partial.done > 0 => done += partial.done,
+                Err(partial) if partial.done > 0 => returned_pages += partial.done,
                 Err(partial) => {
-                    self.populated.fetch_add((done >> PAGE_SHIFT) as u64, Relaxed);
-                    self.give_mixed(frame, order, |page| (page as usize) < done >> PAGE_SHIFT);
+                    self.populated.fetch_add((returned_pages >> PAGE_SHIFT) as u64, Relaxed);
+                    self.give_mixed(frame, order, |page| {
+                        (page as usize) < returned_pages >> PAGE_SHIFT
+                    });
                     return Err(partial.errno);
                 }
             }
@@ -384,10 +388,10 @@ impl Frames {
     /// Gives up to `pages` back by `discard`, at most 2 MiB at a time. `discard` returns how many
     /// bytes are gone, counted from the first range on.
     fn give_back(&self, pages: u64, discard: impl Fn(&[Range<usize>]) -> usize) -> u64 {
-        let mut done = 0;
-        while done < pages {
+        let mut returned_pages = 0;
+        while returned_pages < pages {
             let (mut runs, mut ranges) = ([(0, Order::PAGE); RUNS], [const { 0..0 }; RUNS]);
-            let runs = self.take_full((pages - done).min(MAX_PAGES as u64), &mut runs);
+            let runs = self.take_full((pages - returned_pages).min(MAX_PAGES as u64), &mut runs);
             if runs.is_empty() {
                 break;
             }
@@ -403,13 +407,13 @@ impl Frames {
                 }
             }
             // The frames are free: no thread needs their bytes.
-            let mut gone = (discard(&ranges[..count]) >> PAGE_SHIFT) as u64;
-            self.populated.fetch_sub(gone, Relaxed);
-            done += gone;
+            let mut discarded_pages = (discard(&ranges[..count]) >> PAGE_SHIFT) as u64;
+            self.populated.fetch_sub(discarded_pages, Relaxed);
+            returned_pages += discarded_pages;
             let mut all_gone = true;
             for &(frame, order) in runs.iter() {
-                let part = gone.min(order.pages() as u64);
-                gone -= part;
+                let part = discarded_pages.min(order.pages() as u64);
+                discarded_pages -= part;
                 all_gone &= part == order.pages() as u64;
                 self.give_mixed_run(frame, order, part as u32);
             }
@@ -417,7 +421,7 @@ impl Frames {
                 break;
             }
         }
-        done
+        returned_pages
     }
 
     /// Takes free full runs of `pages` together, or fewer, the largest first. Returns them by
@@ -430,11 +434,11 @@ impl Frames {
         let (mut count, mut left) = (0, pages);
         while count < RUNS && left > 0 {
             let largest = (63 - left.leading_zeros()).min(MAX_ORDER as u32) as u8;
-            let found = (0..=largest).rev().find_map(|o| {
+            let frame = (0..=largest).rev().find_map(|o| {
                 let order = Order::new(o)?;
                 self.take(order, FrameKind::Full).map(|run| (run, order))
             });
-            let Some((run, order)) = found else { break };
+            let Some((run, order)) = frame else { break };
             runs[count] = (run, order);
             (count, left) = (count + 1, left - order.pages() as u64);
         }

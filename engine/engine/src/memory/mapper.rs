@@ -176,7 +176,7 @@ impl Mapper {
         tally: &PageTally,
     ) -> MapProgress {
         let (from, len) = (self.frames.addr(frame), order.bytes());
-        let mut kept = BlockSet::EMPTY;
+        let mut kept_blocks = BlockSet::EMPTY;
         let mut by_copy = !self.has_move;
         let (mut done, mut moved, mut mapped) = (0, 0, 0);
         let mut stop = None;
@@ -192,7 +192,7 @@ impl Mapper {
                 mapped += step;
                 let first = done >> PAGE_SHIFT;
                 if by_copy {
-                    (first..first + step).for_each(|page| kept.insert(page));
+                    (first..first + step).for_each(|page| kept_blocks.insert(page));
                 } else {
                     moved += step;
                 }
@@ -210,7 +210,7 @@ impl Mapper {
                     // The page that is mapped there is newer than the folio's. It was there before
                     // the area was managed, or the program has filled a hole. It counts as mapped.
                     stats::add(&self.stats.move_exists, 1);
-                    kept.insert(done >> PAGE_SHIFT);
+                    kept_blocks.insert(done >> PAGE_SHIFT);
                     mapped += 1;
                     done += PAGE_SIZE;
                 }
@@ -231,7 +231,8 @@ impl Mapper {
             self.frames.give(frame, order, FrameKind::Full);
         } else {
             for page in 0..pages {
-                let kind = if kept.contains(page) { FrameKind::Full } else { FrameKind::Empty };
+                let kind =
+                    if kept_blocks.contains(page) { FrameKind::Full } else { FrameKind::Empty };
                 self.frames.give(frame + page as u32, Order::PAGE, kind);
             }
         }
@@ -348,9 +349,9 @@ impl Mapper {
                 }
                 // Memory that is executable or read-only is never moved to a frame.
                 Errno::INVAL if self.protects() => {
-                    let gone = self.copy_out_rest(home + done, to + done, len - done);
-                    holes += gone >> PAGE_SHIFT;
-                    done += gone;
+                    let copied_bytes = self.copy_out_rest(home + done, to + done, len - done);
+                    holes += copied_bytes >> PAGE_SHIFT;
+                    done += copied_bytes;
                     stop = (done < len).then_some(MapStop::Busy);
                 }
                 Errno::EXIST => panic!(
@@ -374,23 +375,23 @@ impl Mapper {
     /// registered for protection.
     fn copy_out_rest(&self, home: usize, to: usize, len: usize) -> usize {
         // SAFETY: the frame is this thread's, and empty there; `zeros` is readable.
-        let filled = unsafe { self.space.copy(to, self.frames.zeros(), len, false) };
-        let filled = filled.map_or_else(|partial| partial.done, |()| len);
-        if filled == 0 {
+        let outcome = unsafe { self.space.copy(to, self.frames.zeros(), len, false) };
+        let filled_bytes = outcome.map_or_else(|partial| partial.done, |()| len);
+        if filled_bytes == 0 {
             return 0;
         }
         // SAFETY: the folio is `Resident` and its shard locked, so no other thread maps its pages
         // or serves their faults, and areas don't change. Its area is registered for protection.
         // The frame is full up to `filled`.
-        let gone = unsafe { self.space.take_by_copy(home, to as *mut u8, filled) };
-        self.space.wake(home, gone);
-        if gone < filled {
-            let left = to + gone..to + filled;
+        let evicted_bytes = unsafe { self.space.take_by_copy(home, to as *mut u8, filled_bytes) };
+        self.space.wake(home, evicted_bytes);
+        if evicted_bytes < filled_bytes {
+            let rest = to + evicted_bytes..to + filled_bytes;
             // SAFETY: the frame's pages hold no data.
-            let emptied = unsafe { self.space.discard_now(core::slice::from_ref(&left)) };
-            assert!(emptied == left.len(), "a frame's pages can be given back");
+            let emptied = unsafe { self.space.discard_now(core::slice::from_ref(&rest)) };
+            assert!(emptied == rest.len(), "a frame's pages can be given back");
         }
-        gone
+        evicted_bytes
     }
 
     /// Copies a folio out, where pages can't be moved. The frame is full.
@@ -399,10 +400,10 @@ impl Mapper {
         // SAFETY: the folio is `Resident` and its shard locked, so no other thread maps its pages
         // or serves their faults, and areas don't change. Its area is registered for protection
         // (`Mapper::protects`). The frame is full, and belongs to this thread.
-        let gone = unsafe { self.space.take_by_copy(home, to, len) };
-        self.space.wake(home, gone);
-        let pages = gone >> PAGE_SHIFT;
+        let evicted_bytes = unsafe { self.space.take_by_copy(home, to, len) };
+        self.space.wake(home, evicted_bytes);
+        let pages = evicted_bytes >> PAGE_SHIFT;
         tally.unmap(pages as u64);
-        MapProgress { pages, stop: (gone < len).then_some(MapStop::Busy) }
+        MapProgress { pages, stop: (evicted_bytes < len).then_some(MapStop::Busy) }
     }
 }

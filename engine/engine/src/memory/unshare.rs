@@ -139,8 +139,8 @@ impl ToUnshare {
     pub fn take(&self) -> impl Iterator<Item = usize> {
         let mut ranges = self.ranges.lock();
         let (list, count) = (ranges.0, core::mem::take(&mut ranges.1));
-        let noted = list.into_iter().take(count);
-        noted.flat_map(|(start, len)| (start..start + len).step_by(PAGE_SIZE))
+        let ranges = list.into_iter().take(count);
+        ranges.flat_map(|(start, len)| (start..start + len).step_by(PAGE_SIZE))
     }
 }
 

@@ -174,8 +174,8 @@ impl SlowdownController {
         let last = core::mem::replace(&mut self.last, now);
         let earned = self.earned(now.own_ns.saturating_sub(last.own_ns));
         let spent = now.folding_ns.saturating_sub(last.folding_ns);
-        let loaded = now.loaded.saturating_sub(last.loaded);
-        let is_woken = self.mode == Mode::Idle && loaded >= WAKING_PAGES;
+        let loads = now.loaded.saturating_sub(last.loaded);
+        let is_woken = self.mode == Mode::Idle && loads >= WAKING_PAGES;
         if self.is_quiet(&now, is_woken) {
             return self.fold_quiet(&now, spent);
         }
@@ -196,9 +196,9 @@ impl SlowdownController {
         self.credit_ns = (self.credit_ns + earned as i64).min(most) - spent as i64;
         let is_enough = self.credit_ns >= self.earned(ENOUGH_WORK_NS) as i64;
         let is_sudden = spent > earned.max(self.earned(time)) * SUDDEN;
-        self.loaded = self.loaded - self.loaded / 8 + loaded;
+        self.loaded = self.loaded - self.loaded / 8 + loads;
         self.folded =
-            self.folded - self.folded / 8 + (last.resident + loaded).saturating_sub(now.resident);
+            self.folded - self.folded / 8 + (last.resident + loads).saturating_sub(now.resident);
         let is_used = self.folded > now.resident / TRIED && self.loaded > self.folded / 2;
         match self.mode {
             Mode::Sinking if is_sudden || is_used || self.credit_ns <= 0 => {
@@ -317,8 +317,8 @@ impl SlowdownController {
     fn is_quiet(&mut self, now: &WorkDone, is_woken: bool) -> bool {
         let quiet = now.now_ns.saturating_sub(self.quiet_ns);
         let own = now.own_ns.saturating_sub(self.quiet_own_ns);
-        let allowed = quiet.max(self.goal.idle_ns) / IDLE_SHARE;
-        if is_woken || own > allowed || now.now_ns < self.began_ns + START_NS {
+        let allowed_ns = quiet.max(self.goal.idle_ns) / IDLE_SHARE;
+        if is_woken || own > allowed_ns || now.now_ns < self.began_ns + START_NS {
             self.begin_stretch(now);
             return false;
         }
@@ -336,8 +336,8 @@ impl SlowdownController {
         if quiet < enough || now.now_ns - half.now_ns < PERIOD_NS {
             return false;
         }
-        let waited = now.waited_ns.saturating_sub(half.waited_ns);
-        let runnable = waited + now.own_ns.saturating_sub(half.own_ns);
+        let waited_ns = now.waited_ns.saturating_sub(half.waited_ns);
+        let runnable = waited_ns + now.own_ns.saturating_sub(half.own_ns);
         // A wait is counted when it ends. A thread that gets no CPU at all is still in one.
         if now.is_runnable || runnable > (now.now_ns - half.now_ns) / RUNNABLE_SHARE {
             self.begin_stretch(now);

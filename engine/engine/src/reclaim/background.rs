@@ -56,7 +56,7 @@ impl<'a> Background<'a> {
         let (limits, reclaim) = (Limits::new(self.engine), Reclaim::new(self.engine));
         self.unshare();
         let saver = Saver::new(self.engine);
-        let saved = saver.save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
+        let is_saved = saver.save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
         let over = limits.excess();
         // A denser pool is worth the time if the bounds cannot be kept or folding saves nothing.
         let dense = if limits.is_at_least() || limits.stored_takes_more() {
@@ -70,20 +70,20 @@ impl<'a> Background<'a> {
             let progress = reclaim.reclaim(AreasAccess::Work(&self.areas.work()), frames, slack);
             if self.mapper.drops_clean() {
                 // A round may end before it has freed enough.
-                return progress == ReclaimProgress::Freed || saved || limits.excess() < over;
+                return progress == ReclaimProgress::Freed || is_saved || limits.excess() < over;
             }
-            return (progress == ReclaimProgress::Freed && self.trim(over) > 0) || saved;
+            return (progress == ReclaimProgress::Freed && self.trim(over) > 0) || is_saved;
         }
         if over == 0 && limits.is_retry_due() {
-            return reclaim.evict(&self.areas.read()) == ReclaimProgress::Freed || saved;
+            return reclaim.evict(&self.areas.read()) == ReclaimProgress::Freed || is_saved;
         }
         // With nothing else to do, compaction takes one step at a time. So a thread that needs a
         // window gets it in between.
         let tidied =
-            if over == 0 && !saved && dense == 0 { self.backing.store().tidy() } else { dense };
+            if over == 0 && !is_saved && dense == 0 { self.backing.store().tidy() } else { dense };
         stats::add(&self.stats.compacted_bytes, tidied);
         Gauges::new(self.engine).publish();
-        over > 0 || saved || tidied > 0
+        over > 0 || is_saved || tidied > 0
     }
 
     /// Makes pages private that could not be evicted because a fork shares them. Pages that are
@@ -108,8 +108,10 @@ impl<'a> Background<'a> {
         let Some(area) = areas.find(page) else { return };
         let key = area.key_of(page);
         let mut guard = self.table.lock(key);
-        let found = self.table.find(&guard, key);
-        let Some(id) = found.filter(|id| self.table.get(&guard, *id).is_here(key)) else { return };
+        let folio_id = self.table.find(&guard, key);
+        let Some(id) = folio_id.filter(|id| self.table.get(&guard, *id).is_here(key)) else {
+            return;
+        };
         if !self.mapper.space().is_populated(page) {
             return;
         }
@@ -140,8 +142,8 @@ impl<'a> Background<'a> {
         }
         let mut bytes = [0; PAGE_SIZE];
         // SAFETY: `bytes` has this length, and belongs to this function.
-        let read = unsafe { read_if_there(page, bytes.as_mut_ptr(), PAGE_SIZE) };
-        read == Ok(PAGE_SIZE) && looks_dense(&bytes)
+        let outcome = unsafe { read_if_there(page, bytes.as_mut_ptr(), PAGE_SIZE) };
+        outcome == Ok(PAGE_SIZE) && looks_dense(&bytes)
     }
 
     /// Gives free frames back to the kernel. `areas` must not be locked. Where discards are

@@ -100,8 +100,8 @@ impl<'a> BlockSize<'a> {
         if self.mapper.space().hides() || self.table.is_crowded() {
             return false;
         }
-        let held = limits.counted_pool_bytes() + limits.metadata_bytes();
-        limits.limit_bytes().is_none_or(|limit| held <= limit / 2)
+        let held_bytes = limits.counted_pool_bytes() + limits.metadata_bytes();
+        limits.limit_bytes().is_none_or(|limit| held_bytes <= limit / 2)
     }
 
     /// Cuts a `Cached` folio of one block, which is on no list, into pages that are to be saved:

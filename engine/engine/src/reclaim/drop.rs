@@ -139,10 +139,10 @@ impl Reclaim<'_> {
             let result =
                 unsafe { self.mapper.space().drop_spans(&batch.spans[first..batch.count]) };
             stats::add(&self.stats.drops, 1);
-            let mut done = result.map_or_else(|partial| partial.done, |()| usize::MAX);
-            tries = if done > 0 { 0 } else { tries + 1 };
-            while first < batch.count && done >= batch.spans[first].len {
-                done -= batch.spans[first].len;
+            let mut dropped_bytes = result.map_or_else(|partial| partial.done, |()| usize::MAX);
+            tries = if dropped_bytes > 0 { 0 } else { tries + 1 };
+            while first < batch.count && dropped_bytes >= batch.spans[first].len {
+                dropped_bytes -= batch.spans[first].len;
                 gone += self.settle(batch, first, true);
                 first += 1;
             }
@@ -161,24 +161,24 @@ impl Reclaim<'_> {
 
     /// Takes folios that a system call holds out of a batch: they stay resident.
     fn keep_held(&self, batch: &mut DropBatch, leaving: &LeavingPages<'_>) {
-        let mut kept = 0;
+        let mut kept_count = 0;
         for n in 0..batch.count {
             let ((id, key), span) = (batch.folios[n], batch.spans[n]);
             if leaving.may_evict(span.start..span.start + span.len) {
-                (batch.folios[kept], batch.spans[kept]) = ((id, key), span);
-                kept += 1;
+                (batch.folios[kept_count], batch.spans[kept_count]) = ((id, key), span);
+                kept_count += 1;
                 continue;
             }
             let guard = self.table.lock(key);
             let folio = self.table.get(&guard, id);
             folio.active.set(true);
-            let here = match folio.here.get() {
+            let resident_bits = match folio.here.get() {
                 0 => folio.bits(key..folio.end()),
-                here => here,
+                resident_bits => resident_bits,
             };
-            self.end_leaving(&guard, id, here);
+            self.end_leaving(&guard, id, resident_bits);
         }
-        batch.count = kept;
+        batch.count = kept_count;
     }
 
     /// Ends the eviction of folio `n` of a batch. `is_gone`: the kernel has dropped its pages.
@@ -186,32 +186,32 @@ impl Reclaim<'_> {
     fn settle(&self, batch: &DropBatch, n: usize, is_gone: bool) -> u64 {
         let ((id, key), AddressSpan { start, len }) = (batch.folios[n], batch.spans[n]);
         let pages = (start..start + len).step_by(PAGE_SIZE).enumerate();
-        let left = pages
+        let left_bits = pages
             .filter(|(_, page)| !is_gone && self.mapper.space().is_populated(*page))
-            .fold(0, |left, (n, _)| left | 1u16 << n);
+            .fold(0, |left_bits, (n, _)| left_bits | 1u16 << n);
         let guard = self.table.lock(key);
         let folio = self.table.get(&guard, id);
         let all = folio.bits(key..folio.end());
-        let left = left & if folio.here.get() == 0 { all } else { folio.here.get() };
-        let gone = folio.pages_here() - left.count_ones() as u64;
+        let left_bits = left_bits & if folio.here.get() == 0 { all } else { folio.here.get() };
+        let dropped_pages = folio.pages_here() - left_bits.count_ones() as u64;
         folio.clean_in.set(0);
         folio.written.set(false);
-        self.table.tally().unmap(gone);
-        let folded = self.table.tally().fold(gone);
-        if left == 0 {
+        self.table.tally().unmap(dropped_pages);
+        let folded_pages = self.table.tally().fold(dropped_pages);
+        if left_bits == 0 {
             folio.age.set(workingset::shadow(
-                self.table.tally().evict(gone),
+                self.table.tally().evict(dropped_pages),
                 folio.active.replace(false),
             ));
             folio.refused.set(LruList::None);
-            stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
+            stats::raise(&self.stats.peak_folded_bytes, folded_pages << PAGE_SHIFT);
             stats::add(&self.stats.blocks_clean, 1);
             stats::add(&self.stats.clean_evictions, 1);
         } else {
             stats::add(&self.stats.move_busy, 1);
         }
-        self.end_leaving(&guard, id, left);
-        gone
+        self.end_leaving(&guard, id, left_bits);
+        dropped_pages
     }
 
     /// Makes a `Leaving` folio `Stored`, or `Partial` with the pages `here`.

@@ -133,7 +133,7 @@ impl<'a> Reclaim<'a> {
             self.requests.reclaim();
         }
         self.work_off_excess(areas, pages);
-        let met = self.to_unshare.met();
+        let shared_count = self.to_unshare.met();
         for _ in 0..ATTEMPTS {
             match self.find_frame(order, copies)? {
                 FrameSearch::Found(frame) => return Ok(Some(frame)),
@@ -149,7 +149,9 @@ impl<'a> Reclaim<'a> {
                 // private. That is worth a moment's wait, but not more, because that thread may
                 // itself be waiting for a fault to be served.
                 ReclaimProgress::Nothing
-                    if !large && self.to_unshare.met() != met && self.to_unshare.is_shared() =>
+                    if !large
+                        && self.to_unshare.met() != shared_count
+                        && self.to_unshare.is_shared() =>
                 {
                     self.requests.reclaim();
                     memfold_os::thread::sleep_ns(SHARED_WAIT_NS);
@@ -177,9 +179,9 @@ impl<'a> Reclaim<'a> {
             return Ok(FrameSearch::Found(frame));
         }
         // Read once, because other threads take and free memory meanwhile.
-        let held = limits.physical() + pages + copies;
-        if limits.may_hold(held) {
-            if held > limits.bound_or_floor() && limits.refused() > 0 {
+        let held_pages = limits.physical() + pages + copies;
+        if limits.may_hold(held_pages) {
+            if held_pages > limits.bound_or_floor() && limits.refused() > 0 {
                 Gauges::new(self.engine).past_the_limit();
             }
             let fresh = self.mapper.populated(order).map_err(|_| NoFrame::Again)?;
@@ -226,9 +228,10 @@ impl<'a> Reclaim<'a> {
             return;
         }
         // Each folded page takes its part of the pool, so more than one must be folded to gain one.
-        let stored = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
-        let saved = stored.saturating_sub(limits.counted_pool_bytes()).max(1);
-        let times = (WORK_OFF_TIMES * stored / saved).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
+        let stored_bytes = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
+        let saved_bytes = stored_bytes.saturating_sub(limits.counted_pool_bytes()).max(1);
+        let times =
+            (WORK_OFF_TIMES * stored_bytes / saved_bytes).clamp(WORK_OFF_TIMES, WORK_OFF_MOST);
         let goal = limits.physical().saturating_sub(times * pages);
         self.reclaim_until(AreasAccess::Read(areas), 0, 1, |limits| {
             limits.excess() == 0 || limits.physical() <= goal
@@ -285,12 +288,12 @@ impl<'a> Reclaim<'a> {
         enough: impl Fn(Limits<'_>) -> bool,
     ) -> ReclaimProgress {
         let (limits, saver) = (Limits::new(self.engine), Saver::new(self.engine));
-        for tried in 0..TRIES + pages as usize {
+        for round in 0..TRIES + pages as usize {
             if enough(limits) {
                 return ReclaimProgress::Freed;
             }
             // Dirty folios can't wait forever: the round must end with a free frame.
-            let urgent = tried >= TRIES / 2;
+            let urgent = round >= TRIES / 2;
             // Gives frames back together, because each call interrupts the program's other CPUs.
             // Copies take more memory until their frames are given back, so these are given back at
             // once.
@@ -479,18 +482,18 @@ impl<'a> Reclaim<'a> {
             self.keep_held_block(guard, id, home, &leaving);
             return ReclaimProgress::Nothing;
         }
-        let moved = Residency::new(self.engine).map_out(guard, home, id, frame);
+        let departure = Residency::new(self.engine).map_out(guard, home, id, frame);
         drop(leaving);
-        match moved.stop {
+        match departure.stop {
             None => ReclaimProgress::Freed,
             Some(MapStop::Again) => ReclaimProgress::Again,
             Some(_) => {
                 if !self.to_unshare.stays() {
                     let bounds = area.addr_of(area.key)..area.addr_of(area.key_end());
-                    self.to_unshare.note(home + bytes(moved.pages)..end, bounds);
+                    self.to_unshare.note(home + bytes(departure.pages)..end, bounds);
                     self.requests.reclaim();
                 }
-                if moved.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
+                if departure.pages > 0 { ReclaimProgress::Freed } else { ReclaimProgress::Nothing }
             }
         }
     }
@@ -508,16 +511,16 @@ impl<'a> Reclaim<'a> {
     ) {
         let folio = self.table.get(guard, id);
         let (key, end) = (folio.key(), folio.end());
-        let mut held = None;
+        let mut isolated = None;
         leaving.each_held(home..home + bytes(folio.pages() as usize), |part| {
-            held = Some(held.map_or(part.start, |first: usize| first.min(part.start)));
+            isolated = Some(isolated.map_or(part.start, |first: usize| first.min(part.start)));
         });
-        let order = match held {
+        let order = match isolated {
             Some(_) => folio.order().min(self.config.block_order),
             // Evictions are stopped.
             None => folio.order(),
         };
-        let page = key + held.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
+        let page = key + isolated.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
         let id = self.table.carve(guard, id, page, order, self.backing);
         self.table.get(guard, id).active.set(true);
         self.table.list_by_state(guard, id);

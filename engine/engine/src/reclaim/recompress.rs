@@ -112,11 +112,11 @@ impl<'a> Recompress<'a> {
         let (start, mut smaller) = (now_ns(), 0);
         let mut cold = [ColdObject::NONE; FEW];
         while now_ns() - start < budget_ns {
-            let found = self.backing.store().to_recompress(after_s, SCAN, &mut cold);
-            for cold in &cold[..found] {
+            let count = self.backing.store().to_recompress(after_s, SCAN, &mut cold);
+            for cold in &cold[..count] {
                 smaller += self.recompress_block(&self.areas.read(), w, cold) as u64;
             }
-            if found == 0 {
+            if count == 0 {
                 break;
             }
         }

@@ -137,15 +137,19 @@ impl<'a> Saver<'a> {
     /// compressed, if the caller may and the folio is not to be cut.
     fn save(&self, context: &mut CodecContext, work: &SavingFolio, compress: bool) -> SaveOutcome {
         let SavingFolio { id, key, order, had_copy, .. } = *work;
-        let changed = self.changed_blocks(context, work);
+        let changed_blocks = self.changed_blocks(context, work);
         let is_cut = had_copy
-            && BlockSize::new(self.engine).is_to_be_cut(order, work.touch, !changed.is_empty());
-        let result = if changed.is_empty() && !is_cut {
+            && BlockSize::new(self.engine).is_to_be_cut(
+                order,
+                work.touch,
+                !changed_blocks.is_empty(),
+            );
+        let result = if changed_blocks.is_empty() && !is_cut {
             Ok(SaveReport::default())
         } else if !compress || is_cut {
             Err(SaveError::Cancelled)
         } else {
-            self.compress(context, work, &changed)
+            self.compress(context, work, &changed_blocks)
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
             let frame = self.mapper.frames().addr(work.frame) as *const u8;
@@ -160,7 +164,7 @@ impl<'a> Saver<'a> {
             Ok(report) => {
                 stats::add(&self.stats.saved_bytes, report.bytes);
                 stats::add(&self.stats.payload_bytes, report.counted_bytes);
-                self.accept(context, &guard, id, &changed, had_copy);
+                self.accept(context, &guard, id, &changed_blocks, had_copy);
                 if !is_wanted {
                     Residency::new(self.engine).release_frame(&guard, id);
                     return SaveOutcome::Settled;
@@ -246,7 +250,7 @@ impl<'a> Saver<'a> {
     fn changed_blocks(&self, context: &mut CodecContext, work: &SavingFolio) -> BlockSet {
         let frame = self.mapper.frames().addr(work.frame) as *const u8;
         let block_bytes = self.table.block_order(work.order).bytes();
-        let mut changed = BlockSet::EMPTY;
+        let mut changed_blocks = BlockSet::EMPTY;
         for (i, old) in
             context.fingerprints.iter_mut().enumerate().take(self.table.block_count(work.order))
         {
@@ -256,11 +260,11 @@ impl<'a> Saver<'a> {
                 unsafe { core::slice::from_raw_parts(frame.add(i * block_bytes), block_bytes) };
             let new = self.backing.fingerprint(block);
             if !work.had_copy || *old != new {
-                changed.insert(i);
+                changed_blocks.insert(i);
             }
             *old = new;
         }
-        changed
+        changed_blocks
     }
 
     /// Records the new objects of a folio whose save succeeded.
@@ -307,13 +311,14 @@ impl<'a> Saver<'a> {
         // No thread waits for an area that has ended.
         let Some(area) = areas.find_key(key) else { return };
         let mut guard = self.table.lock(key);
-        let mut mapped = 0;
+        let mut mapped_pages = 0;
         if self.table.is_still(&guard, id, key)
             && self.table.get(&guard, id).state.get() == FolioState::Cached
         {
-            mapped = Residency::new(self.engine).map_in(&mut guard, area.addr_of(key), id).pages;
+            mapped_pages =
+                Residency::new(self.engine).map_in(&mut guard, area.addr_of(key), id).pages;
         }
-        if mapped < order.pages() {
+        if mapped_pages < order.pages() {
             // A thread that waits for a page that could not be mapped faults again.
             self.mapper.space().wake(area.addr_of(key), bytes(order.pages()));
         }

@@ -267,15 +267,15 @@ impl<'a> Writeback<'a> {
         let Some(swap) = self.backing.swap() else { return };
         let share = self.pool_share();
         loop {
-            let held = self.backing.store().pool_bytes();
-            if held <= share || !swap.accepts_writes() {
+            let pool_bytes = self.backing.store().pool_bytes();
+            if pool_bytes <= share || !swap.accepts_writes() {
                 return;
             }
-            let is_far = held > share + share / HYSTERESIS;
+            let is_far = pool_bytes > share + share / HYSTERESIS;
             if !swap.queue().request_shrink(is_far) {
                 self.write_pending(false);
             }
-            if !is_far || self.backing.store().pool_bytes() >= held {
+            if !is_far || self.backing.store().pool_bytes() >= pool_bytes {
                 return;
             }
         }
@@ -285,9 +285,9 @@ impl<'a> Writeback<'a> {
     /// that became free, as payload.
     pub(crate) fn pack_round(&self, swap: &Swap) -> u64 {
         let mut runs: Vec<PackedRun> = Vec::new();
-        let mut left = Vec::new();
+        let mut rest = Vec::new();
         while runs.len() < PACK_RUNS
-            && let Some(run) = self.pack_run(swap, &mut left)
+            && let Some(run) = self.pack_run(swap, &mut rest)
         {
             runs.push(run);
         }
@@ -295,14 +295,14 @@ impl<'a> Writeback<'a> {
         let mut writes: Vec<Transfer> = writes.collect();
         // SAFETY: buffers and runs belong to this thread.
         unsafe { swap.write(&mut writes) };
-        let freed = runs
+        let freed_bytes = runs
             .iter()
             .zip(&writes)
             .map(|(run, write)| self.end_packed(swap, run, write.result))
             .sum();
         // Listed only now, so that no block is copied twice.
-        self.list_left(&left);
-        freed
+        self.list_left(&rest);
+        freed_bytes
     }
 
     /// Lists the folios again of which a round did not pack all.
@@ -361,10 +361,10 @@ impl<'a> Writeback<'a> {
             );
         }
         // The rest of the run is written too. It must not hold data of another thread.
-        let used =
+        let used_bytes =
             items.last().map_or(0, |item| (item.place.end() - slot * PAGE_SIZE as u64) as usize);
-        let pages = used.div_ceil(PAGE_SIZE);
-        room[used..bytes(pages)].fill(0);
+        let pages = used_bytes.div_ceil(PAGE_SIZE);
+        room[used_bytes..bytes(pages)].fill(0);
         if pages < order.pages() {
             swap.release(slot + pages as u64, order.pages() - pages);
         }
@@ -380,7 +380,7 @@ impl<'a> Writeback<'a> {
         left: &mut Vec<UnpackedFolio>,
     ) -> Vec<PackedItem> {
         let mut items = Vec::new();
-        let mut used = 0;
+        let mut used_bytes = 0;
         for _ in 0..PACK_TRIES {
             let Some((id, key)) = self.table.lists().isolate(LruList::Folded) else { break };
             let guard = self.table.lock(key);
@@ -395,7 +395,7 @@ impl<'a> Writeback<'a> {
                 self.table.list_by_state(&guard, id);
                 continue;
             }
-            if let Err(why) = self.pack_folio(&guard, id, slot, room, &mut used, &mut items) {
+            if let Err(why) = self.pack_folio(&guard, id, slot, room, &mut used_bytes, &mut items) {
                 left.push(UnpackedFolio { id, key, why });
                 if why == LeftReason::Full {
                     break;
@@ -417,7 +417,7 @@ impl<'a> Writeback<'a> {
     ) -> Result<(), LeftReason> {
         let folio = self.table.get(guard, id);
         let (key, order) = (folio.key(), self.table.block_order(folio.order()));
-        let mut found = Ok(());
+        let mut outcome = Ok(());
         for (i, slot) in self.table.slots(folio).iter().map(Cell::get).enumerate() {
             let Some(payload) = self.backing.store().payload(slot.handle) else { continue };
             let len = (HEAD_BYTES + payload.len).next_multiple_of(UNIT_BYTES);
@@ -425,7 +425,7 @@ impl<'a> Writeback<'a> {
                 if *used > 0 {
                     return Err(LeftReason::Full);
                 }
-                found = Err(LeftReason::TooLong);
+                outcome = Err(LeftReason::TooLong);
                 continue;
             }
             let to = &mut room[*used + HEAD_BYTES..*used + len];
@@ -450,7 +450,7 @@ impl<'a> Writeback<'a> {
             });
             *used += len;
         }
-        found
+        outcome
     }
 
     /// Ends the write of a run: unchanged blocks are in the file from now on.
@@ -465,7 +465,7 @@ impl<'a> Writeback<'a> {
             stats::add(&self.stats.swap_write_failed, 1);
             swap.note_failure(errno);
         }
-        let mut freed = 0;
+        let mut freed_pages = 0;
         for item in &run.items {
             let guard = self.table.lock(item.key);
             let Some(id) = self.table.find(&guard, item.key) else { continue };
@@ -487,14 +487,14 @@ impl<'a> Writeback<'a> {
             swap.insert(item.place);
             slot.set(BlockSlot { handle: item.place.handle(), ..item.slot });
             self.backing.store().free(item.slot.handle);
-            freed += item.len as u64;
+            freed_pages += item.len as u64;
             let pages = item.order.pages() as u64;
             stats::add(&self.stats.zswpwb, pages);
             stats::add(&self.stats.pswpout, pages);
             stats::add(&self.stats.swpout_folio[item.order.get() as usize], 1);
         }
         swap.release(run.slot, run.pages);
-        freed
+        freed_pages
     }
 
     // The writer.
@@ -533,25 +533,25 @@ impl<'a> Writeback<'a> {
     fn shrink_pool(&self, swap: &Swap) -> u64 {
         let share = self.pool_share();
         let low = share - share / HYSTERESIS;
-        let mut freed = 0;
-        while freed < COMPACT_BYTES
+        let mut freed_pages = 0;
+        while freed_pages < COMPACT_BYTES
             && self.backing.store().pool_bytes() > low
             && swap.accepts_writes()
         {
             match self.pack_round(swap) {
                 0 => break,
-                round => freed += round,
+                round => freed_pages += round,
             }
         }
         let above = self.backing.store().pool_bytes().saturating_sub(low);
-        if above > 0 && freed > 0 {
+        if above > 0 && freed_pages > 0 {
             // Freed objects lie between live ones.
             self.backing.store().compact(above);
             if self.backing.store().pool_bytes() > low {
                 swap.queue().request_shrink(false);
             }
         }
-        freed
+        freed_pages
     }
 
     /// Runs one round of the thread that moves the cold end of the swap file to the remote store.

@@ -78,10 +78,10 @@ impl DeviceFaults {
         let mut inner = self.inner.lock();
         loop {
             if inner.count > 0 {
-                let asked = inner.faults[inner.head];
+                let request = inner.faults[inner.head];
                 inner.head = (inner.head + 1) % WAITING;
                 inner.count -= 1;
-                return Some(asked);
+                return Some(request);
             }
             if inner.stop {
                 return None;

@@ -51,8 +51,8 @@ impl<'a> Residency<'a> {
         drop(guard);
         let keys = load.keys();
         let access = FaultAccess { touch: TouchKind::UNKNOWN, write: true };
-        let copied = self.copy_in(areas, area, load, keys.clone(), access);
-        assert!(copied.is_ok(), "what is partial stays so, or becomes whole");
+        let progress = self.copy_in(areas, area, load, keys.clone(), access);
+        assert!(progress.is_ok(), "what is partial stays so, or becomes whole");
         self.table.lock(keys.start)
     }
 
@@ -72,18 +72,18 @@ impl<'a> Residency<'a> {
         let (start, order, slot) = (load.key(), load.order(), load.first_slot());
         let mut context = self.backing.context();
         let buffer = context.buffer.pages_mut();
-        let wanted = (keys.start - start) as usize..(keys.end - start) as usize;
+        let pages = (keys.start - start) as usize..(keys.end - start) as usize;
         // SAFETY: the buffer holds a block of the largest order that blocks have here, and is this
         // context's, which is lent to this thread; the folio is `Loading` by it, so that nobody
         // else frees its copy.
         let from_file =
-            unsafe { self.backing.fetch_pages(&mut context, slot, order, wanted, buffer) };
+            unsafe { self.backing.fetch_pages(&mut context, slot, order, pages, buffer) };
         let guard = self.table.lock(start);
         let folio = self.table.get(&guard, load.id());
         let before = folio.here.get();
-        let copied = self.copy_home(areas, area, folio, keys, buffer.cast(), access);
-        let here = before | copied.bits;
-        if !(copied.all || self.mapper.drops_clean() && here != 0) {
+        let progress = self.copy_home(areas, area, folio, keys, buffer.cast(), access);
+        let resident_bits = before | progress.bits;
+        if !(progress.all || self.mapper.drops_clean() && resident_bits != 0) {
             // What was mapped is right, and the other path finds it there.
             return Err(load);
         }
@@ -94,12 +94,12 @@ impl<'a> Residency<'a> {
         } else {
             folio.touch.set(folio.touch.get().then(access.touch));
         }
-        let clean = copied.clean && (before == 0 || self.table.is_clean(folio));
+        let clean = progress.clean && (before == 0 || self.table.is_clean(folio));
         folio.clean_in.set(if clean { self.table.generation() } else { 0 });
-        self.table.tally().map(copied.pages);
-        self.table.tally().load(copied.pages);
-        let is_whole = here == folio.bits(start..folio.end());
-        folio.here.set(if is_whole { 0 } else { here });
+        self.table.tally().map(progress.pages);
+        self.table.tally().load(progress.pages);
+        let is_whole = resident_bits == folio.bits(start..folio.end());
+        folio.here.set(if is_whole { 0 } else { resident_bits });
         folio.state.set(if is_whole { FolioState::Resident } else { FolioState::Partial });
         folio.wanted.store(false, Relaxed);
         self.table.list_by_state(&guard, id);
@@ -113,11 +113,11 @@ impl<'a> Residency<'a> {
         let is_fallback = order > Order::PAGE && !clean && !in_part;
         stats::add(&self.stats.load_fallback, is_fallback as u64);
         if in_part {
-            (0..copied.pages).for_each(|_| self.count_load(Order::PAGE, from_file));
+            (0..progress.pages).for_each(|_| self.count_load(Order::PAGE, from_file));
         } else {
             self.count_load(order, from_file);
         }
-        Ok(copied.all)
+        Ok(progress.all)
     }
 
     /// Copies those pages with these keys home that are not there, under their shard's lock; `from`
@@ -134,13 +134,13 @@ impl<'a> Residency<'a> {
         let protect = self.mapper.drops_clean()
             && is_protected(access.touch, access.write)
             && !areas.is_pinned(keys.start, keys.end);
-        let mut copied = CopyProgress { pages: 0, bits: 0, clean: protect, all: false };
+        let mut progress = CopyProgress { pages: 0, bits: 0, clean: protect, all: false };
         let mut at = keys.start;
         let mut span = StepSize::new(bytes((keys.end - at) as usize));
         while at < keys.end {
-            let away = |key: &u64| folio.here.get() & folio.bits(*key..key + 1) == 0;
-            let Some(first) = (at..keys.end).find(away) else { break };
-            let end = (first..keys.end).find(|key| !away(key)).unwrap_or(keys.end);
+            let is_away = |key: &u64| folio.here.get() & folio.bits(*key..key + 1) == 0;
+            let Some(first) = (at..keys.end).find(is_away) else { break };
+            let end = (first..keys.end).find(|key| !is_away(key)).unwrap_or(keys.end);
             let (home, len) = (area.addr_of(first), span.limit(bytes((end - first) as usize)));
             // SAFETY: the shard is locked, the buffer holds the folio's bytes as far as they are
             // asked for, and `home` is of its own range, and not `here`.
@@ -152,29 +152,29 @@ impl<'a> Residency<'a> {
                     self.mapper.space().copy(home, from, len, true)
                 }
             };
-            let mut done = result.map_or_else(|partial| partial.done, |()| len) / PAGE_SIZE;
+            let mut mapped_pages = result.map_or_else(|partial| partial.done, |()| len) / PAGE_SIZE;
             match result {
                 Err(partial) if partial.errno == Errno::EXIST => {
                     // A page that is there is newer than ours, as in `carry_in`, and the folio must
                     // not be `Loading` any more when the lock is gone: the program may drop it.
                     stats::add(&self.stats.move_exists, 1);
                     self.mapper.space().wake(home, len);
-                    (done, copied.clean) = (done + 1, false);
+                    (mapped_pages, progress.clean) = (mapped_pages + 1, false);
                 }
                 Err(Partial { errno: Errno::NOENT | Errno::INVAL, .. }) if span.narrow(len) => {}
-                Err(partial) if partial.errno != Errno::AGAIN || done == 0 => {
+                Err(partial) if partial.errno != Errno::AGAIN || mapped_pages == 0 => {
                     self.mapper.space().wake(home, len);
-                    copied.bits |= folio.bits(first..first + done as u64);
-                    copied.pages += done as u64;
-                    return copied;
+                    progress.bits |= folio.bits(first..first + mapped_pages as u64);
+                    progress.pages += mapped_pages as u64;
+                    return progress;
                 }
                 _ => span.widen(),
             }
-            at = first + done as u64;
-            copied.bits |= folio.bits(first..at);
-            copied.pages += done as u64;
+            at = first + mapped_pages as u64;
+            progress.bits |= folio.bits(first..at);
+            progress.pages += mapped_pages as u64;
         }
-        copied.all = true;
-        copied
+        progress.all = true;
+        progress
     }
 }

@@ -109,13 +109,13 @@ impl<'a> HugePages<'a> {
     fn join(&self, start: u64) -> Option<Range<usize>> {
         let (areas, end) = (self.areas.read(), start + MAX_PAGES as u64);
         let area = areas.find_key(start).filter(|area| end <= area.key_end())?;
-        let home = area.addr_of(start);
-        if !home.is_multiple_of(MAX_BYTES) || areas.is_pinned(start, end) {
+        let address = area.addr_of(start);
+        if !address.is_multiple_of(MAX_BYTES) || areas.is_pinned(start, end) {
             return None;
         }
         let mut guard = self.table.lock(start);
         // A huge page whose fold was called off has moved back whole.
-        if !self.is_whole(&guard, start) || self.mapper.space().is_huge(home) {
+        if !self.is_whole(&guard, start) || self.mapper.space().is_huge(address) {
             return None;
         }
         let (mut at, mut active) = (start, false);
@@ -131,7 +131,7 @@ impl<'a> HugePages<'a> {
         folio.active.set(active);
         self.table.list_by_state(&guard, id);
         // A page that stays protected is written to later, as one of a folio that isn't clean.
-        let _ = self.mapper.space().protect(home, MAX_BYTES, false);
-        Some(home..home + MAX_BYTES)
+        let _ = self.mapper.space().protect(address, MAX_BYTES, false);
+        Some(address..address + MAX_BYTES)
     }
 }

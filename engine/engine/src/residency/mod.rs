@@ -76,8 +76,8 @@ impl<'a> Residency<'a> {
         folio.wanted.store(false, Relaxed);
         folio.state.set(FolioState::Cached);
         folio.writing.set(0);
-        let done = self.mapper.carry_in(home, frame, order, self.table.tally());
-        if done.stop.is_none() {
+        let arrival = self.mapper.carry_in(home, frame, order, self.table.tally());
+        if arrival.stop.is_none() {
             folio.state.set(FolioState::Resident);
             self.note_load_time(folio);
             folio.untouched.set(false);
@@ -86,11 +86,11 @@ impl<'a> Residency<'a> {
             HugePages::new(self.engine).note_load(guard, id);
         } else {
             self.table.lists().detach(id);
-            self.table.split_at(guard, id, done.pages, self.backing);
+            self.table.split_at(guard, id, arrival.pages, self.backing);
             self.settle_pieces(
                 guard,
                 id,
-                done.pages,
+                arrival.pages,
                 order,
                 FolioState::Resident,
                 FolioState::Cached,
@@ -99,7 +99,7 @@ impl<'a> Residency<'a> {
             self.mapper.space().wake(home, order.bytes());
         }
         self.table.notify(guard);
-        done
+        arrival
     }
 
     /// Sets the states after a split at page `at`: pieces before it become `before`, the others
@@ -144,7 +144,7 @@ impl<'a> Residency<'a> {
         };
         let budget = bound * self.config.clean_percent as u64 / 100;
         // The pool's part of clean copies, as if they compressed like the rest.
-        let held = self.backing.store().pool_bytes() as u128 * clean as u128
+        let copy_bytes = self.backing.store().pool_bytes() as u128 * clean as u128
             / (clean + folded).max(1) as u128;
         let folio = self.table.get(guard, id);
         let is_crowded =
@@ -157,11 +157,11 @@ impl<'a> Residency<'a> {
             || clean > budget
             || limits.stored_takes_more()
             || limits.kept_bytes() > 0
-            || limit.is_some_and(|limit| held > limit as u128 / CLEAN_SHARE)
+            || limit.is_some_and(|limit| copy_bytes > limit as u128 / CLEAN_SHARE)
             || limit.is_some()
                 && self.backing.swap().is_none()
                 && limits.is_at_least()
-                && held > folded_bytes as u128 / LEAST_CLEAN_SHARE
+                && copy_bytes > folded_bytes as u128 / LEAST_CLEAN_SHARE
         {
             stats::add(&self.stats.clean_dropped, 1);
             self.table.drop_copy(guard, id, self.backing);
@@ -184,14 +184,14 @@ impl<'a> Residency<'a> {
         folio.clean_in.set(0);
         self.table.settle_probe(folio);
         // A folio with a copy had all of its pages in a frame since it came under management.
-        let loaded = folio.has_copy.get();
-        let done = self.mapper.carry_out(home, frame, order, loaded, self.table.tally());
+        let has_copy = folio.has_copy.get();
+        let departure = self.mapper.carry_out(home, frame, order, has_copy, self.table.tally());
         folio.age.set(workingset::shadow(
             self.table.tally().evict(order.pages() as u64),
             folio.active.get(),
         ));
         folio.frame.set(frame);
-        if done.stop.is_none() {
+        if departure.stop.is_none() {
             folio.state.set(FolioState::Cached);
             folio.active.set(false);
             folio.refused.set(LruList::None);
@@ -200,25 +200,32 @@ impl<'a> Residency<'a> {
             if needs_saving {
                 self.ask_to_save(order);
             }
-            return done;
+            return departure;
         }
         folio.active.set(true);
         folio.refused.set(LruList::None);
         let start = folio.key();
         self.table.lists().detach(id);
-        self.table.split_at(guard, id, done.pages, self.backing);
-        if done.stop == Some(MapStop::Busy) {
-            self.refuse(guard, start + done.pages as u64);
+        self.table.split_at(guard, id, departure.pages, self.backing);
+        if departure.stop == Some(MapStop::Busy) {
+            self.refuse(guard, start + departure.pages as u64);
         }
-        self.settle_pieces(guard, id, done.pages, order, FolioState::Cached, FolioState::Resident);
-        for page in done.pages..order.pages() {
+        self.settle_pieces(
+            guard,
+            id,
+            departure.pages,
+            order,
+            FolioState::Cached,
+            FolioState::Resident,
+        );
+        for page in departure.pages..order.pages() {
             self.mapper.frames().give(
                 frame + page as u32,
                 Order::PAGE,
                 if self.mapper.has_move() { FrameKind::Empty } else { FrameKind::Full },
             );
         }
-        done
+        departure
     }
 
     /// Records that the page at `key` can't be evicted. If that is lasting, its folio is refused.
@@ -280,8 +287,8 @@ impl<'a> Residency<'a> {
         let pages = folio.pages();
         folio.state.set(FolioState::Stored);
         folio.untouched.set(false);
-        let folded = self.table.tally().fold(pages);
-        stats::raise(&self.stats.peak_folded_bytes, folded << PAGE_SHIFT);
+        let folded_pages = self.table.tally().fold(pages);
+        stats::raise(&self.stats.peak_folded_bytes, folded_pages << PAGE_SHIFT);
         self.mapper.frames().give(folio.frame.get(), folio.order(), FrameKind::Full);
         self.table.list_by_state(guard, id);
         self.table.notify(guard);
@@ -327,12 +334,12 @@ impl<'a> Residency<'a> {
         let more = (u128::from(distance << PAGE_SHIFT) * u128::from(gain)
             / u128::from(folded.max(1))) as u64;
         let unmanaged = self.stats.unmanaged_bytes.load(Relaxed);
-        let held = (limits.physical() << PAGE_SHIFT) + unmanaged + stored;
+        let held_bytes = (limits.physical() << PAGE_SHIFT) + unmanaged + stored;
         // It held its bound when the pages were evicted, unless it never did, as a child of fork.
         let bound = limits.bound_bytes().min(self.stats.peak_bytes.load(Relaxed));
-        let held = held.max(bound);
+        let held_bytes = held_bytes.max(bound);
         // With so much more nothing would be folded.
-        let bucket = LimitBucket::of(held + more.min(gain));
+        let bucket = LimitBucket::of(held_bytes + more.min(gain));
         stats::add(&self.stats.refaults_by_limit[bucket.0], pages);
     }
 

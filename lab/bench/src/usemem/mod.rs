@@ -70,7 +70,7 @@ pub struct UsememArgs {
     #[arg(short = 'Z', long)]
     pub read_again: bool,
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted],
+    /// memfold[:CODEC[:FOLIO]][+verify][+canned][+lean][+swap][+counted|+uncounted],
     /// zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO (name it last: until the next boot the kernel then
     /// reads no large folios from swap) or file:FOLIO; repeatable [default: many]
     #[arg(long, value_name = "PEER")]

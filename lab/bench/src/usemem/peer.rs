@@ -93,7 +93,7 @@ impl Pager {
 }
 
 /// The forms of `--peer`.
-pub const FORMS: &str = "memfold[:CODEC[:FOLIO]][+verify][+canned][+batch][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO or file:FOLIO";
+pub const FORMS: &str = "memfold[:CODEC[:FOLIO]][+verify][+canned][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO or file:FOLIO";
 
 /// Parses one `--peer`, as in [`FORMS`].
 pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
@@ -163,7 +163,6 @@ pub fn default_peers(quick: bool) -> Vec<&'static str> {
         "memfold:deflate:2m",
         "memfold:lz4:64k+verify",
         "memfold:lz4:64k+canned",
-        "memfold:lz4:64k+batch",
         "memfold:lz4:64k+lean",
         "memfold:zstd:64k+canned",
         "memfold:zstd:64k+counted",
