@@ -28,6 +28,10 @@ const LEAVING_SHARE: u64 = 64;
 const RESERVE_SHARE: u64 = 8;
 /// Refused folios are tried again when no folio was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
+/// Memory that stays because folding it costs too much may take so much more than the program would
+/// without memfold: so many bytes, or one part in so many.
+const MORE_BYTES: u64 = 1 << 20;
+const MORE_SHARE: u64 = 50;
 /// Compares the bounds with the memory that is held now.
 #[derive(Copy, Clone)]
 pub struct Limits<'a> {
@@ -90,7 +94,17 @@ impl<'a> Limits<'a> {
             _ => self.refused(),
         };
         let floor = self.floor_beside(stored) >> PAGE_SHIFT;
-        refused + floor.max(self.budget.kept_pages())
+        refused + floor.max(self.budget.kept_pages().min(self.plain_beside(stored)))
+    }
+
+    /// Returns the uncompressed memory with which the program would take as much as without memfold,
+    /// beside `stored` bytes, and [`MORE_BYTES`] or one part in [`MORE_SHARE`] more, in pages.
+    fn plain_beside(&self, stored: u64) -> u64 {
+        let frames = self.mapper.frames();
+        let cached = frames.populated().saturating_sub(frames.full_free());
+        let data =
+            (self.table.tally().mapped() + self.table.tally().folded() + cached) << PAGE_SHIFT;
+        (data + MORE_BYTES.max(data / MORE_SHARE)).saturating_sub(stored) >> PAGE_SHIFT
     }
 
     /// Returns whether the bounds leave less than the memory that remains whatever they are.
