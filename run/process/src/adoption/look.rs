@@ -73,7 +73,8 @@ impl SizeLooks<'_> {
             .is_weighed(&state.level, self.memory.is_managing())
             .then(|| self.pager.gauges().idle_due_ns())
             .flatten();
-        let reported = state.limit_report.due_ns();
+        // A look that found it too early to judge leaves it to a later one.
+        let reported = state.limit_report.due_ns().filter(|at_ns| *at_ns > now.0);
         let due_ns = [state.level.sharing.due_ns(), weighed, reported].into_iter().flatten().min();
         self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
     }
