@@ -33,8 +33,9 @@ static const struct rule rules[] = {
 static const unsigned actions[] = {SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ERRNO | ENOSYS,
                                    SECCOMP_RET_KILL_THREAD};
 #define COUNT(x) (sizeof x / sizeof *x)
-/* Only the first rule meets all actions. */
-#define ACTIONS(r) (r ? 3 : COUNT(actions))
+/* The first rule meets all actions, and each other one the next of three. With `every`, each meets all three. */
+static int every;
+static int meets(size_t r, size_t a) { return r == 0 || (a < 3 && (every || a == r % 3)); }
 
 static void set(const struct rule *rule, unsigned action, unsigned flags) {
     struct sock_filter code[] = {
@@ -124,7 +125,8 @@ static void each(int which) {
     when = which;
     memory = map_folded(LEN, 1);
     for (size_t r = 0; r < COUNT(rules); r++)
-        for (size_t a = 0; a < ACTIONS(r); a++) {
+        for (size_t a = 0; a < COUNT(actions); a++) {
+            if (!meets(r, a)) continue;
             rule = &rules[r], action = actions[a];
             fflush(NULL);
             pid_t child = fork();
@@ -149,7 +151,8 @@ static void all(void) { each(ALL); }
 static void executed(void) {
     memory = map_folded(LEN, 1);
     for (size_t r = 0; r < COUNT(rules); r++)
-        for (size_t a = 0; a < ACTIONS(r); a++) {
+        for (size_t a = 0; a < COUNT(actions); a++) {
+            if (!meets(r, a)) continue;
             fflush(NULL);
             pid_t child = fork();
             NEED(child >= 0);
@@ -176,8 +179,14 @@ static void grows(void) {
     NEED(dup2(null, 1) == 1);
 }
 
+static void every_rule(void) {
+    every = 1;
+    for (int which = ALONE; which <= ALL; which++) each(which);
+    executed();
+}
+
 int main(int argc, char **argv) {
-    static const struct test tests[] = {
-        {"alone", alone}, {"one_of_many", one_of_many}, {"all", all}, {"executed", executed}, {"grows", grows}};
+    static const struct test tests[] = {{"alone", alone},       {"one_of_many", one_of_many}, {"all", all},
+                                        {"executed", executed}, {"grows", grows},             {"every_rule", every_rule}};
     return RUN_NAMED(argc, argv, tests);
 }
