@@ -332,6 +332,11 @@ impl Holds {
         self.cells.iter().for_each(HoldCell::wait);
     }
 
+    /// Returns whether evictions are stopped now.
+    pub fn stops_eviction(&self) -> bool {
+        self.stops.load(SeqCst) > 0
+    }
+
     /// Ends [`Holds::stop_eviction`].
     pub fn allow_eviction(&self) {
         // A child of fork may end a stop of its parent that is not counted here.
@@ -623,8 +628,11 @@ impl LeavingPages<'_> {
 
 impl Drop for LeavingPages<'_> {
     fn drop(&mut self) {
-        for class in (0..CELLS).filter(|class| self.cells[class / 64] >> (class % 64) & 1 != 0) {
-            self.holds.cells[class].end();
+        for (word, mut bits) in self.cells.into_iter().enumerate() {
+            while bits != 0 {
+                self.holds.cells[word * 64 + bits.trailing_zeros() as usize].end();
+                bits &= bits - 1;
+            }
         }
     }
 }

@@ -351,7 +351,7 @@ impl<'a> Reclaim<'a> {
     /// Maps the oldest evictable folio out into the swap cache. If it is clean, many clean folios
     /// are dropped at once, and dirty ones between them are mapped out.
     pub(crate) fn evict(&self, areas: &Areas) -> ReclaimProgress {
-        if self.budget.is_frozen() {
+        if self.budget.is_frozen() || self.holds.stops_eviction() {
             return ReclaimProgress::Nothing;
         }
         let (mut batch, mut moved, mut last) = (DropBatch::new(), 0, ReclaimProgress::Nothing);
