@@ -212,25 +212,23 @@ impl Pagemap {
     /// is shared if it is in memory and another process has it too, as after a fork. Pages from the
     /// first one on that the map doesn't tell of count as shared.
     pub fn unshared_bytes(&self, start: usize, len: usize) -> usize {
-        let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
-        while at < end {
-            let Ok(count) = self.words(at, end, &mut words) else { break };
-            if let Some(shared) = words[..count].iter().position(|word| is_shared(*word)) {
-                return at - start + shared * PAGE_SIZE;
-            }
-            at += count * PAGE_SIZE;
-        }
-        at - start
+        self.bytes_before(start, len, is_shared)
     }
 
     /// Returns how many bytes from `start`, a page's address, are shared, at most `len`. Pages from the
     /// first one on that the map doesn't tell of count as not shared.
     pub fn shared_bytes(&self, start: usize, len: usize) -> usize {
+        self.bytes_before(start, len, |word| !is_shared(word))
+    }
+
+    /// Returns how many bytes lie before the first page from `start` on that `ends`, or that the map
+    /// doesn't tell of, at most `len`.
+    fn bytes_before(&self, start: usize, len: usize, ends: impl Fn(u64) -> bool) -> usize {
         let (mut at, end, mut words) = (start, start + len, [0; WORDS]);
         while at < end {
             let Ok(count) = self.words(at, end, &mut words) else { break };
-            if let Some(private) = words[..count].iter().position(|word| !is_shared(*word)) {
-                return at - start + private * PAGE_SIZE;
+            if let Some(last) = words[..count].iter().position(|word| ends(*word)) {
+                return at - start + last * PAGE_SIZE;
             }
             at += count * PAGE_SIZE;
         }
@@ -347,6 +345,7 @@ mod tests {
         let map = Pagemap::open().unwrap();
         let before = [4, 8, 10, 28].map(|end| map.unshared_bytes_before(at(end), 4 * PAGE_SIZE));
         let after = [0, 4, 6, 24].map(|start| map.unshared_bytes(at(start), 4 * PAGE_SIZE));
+        let shared = [0, 2, 4, 22].map(|start| map.shared_bytes(at(start), 4 * PAGE_SIZE));
         // SAFETY: the child of above, which nothing else waits for.
         unsafe {
             libc::kill(child, libc::SIGKILL);
@@ -355,6 +354,7 @@ mod tests {
         // Pages that were never touched are not shared either.
         assert_eq!(before.map(|bytes| bytes / PAGE_SIZE), [0, 4, 0, 4]);
         assert_eq!(after.map(|bytes| bytes / PAGE_SIZE), [0, 4, 2, 4]);
+        assert_eq!(shared.map(|bytes| bytes / PAGE_SIZE), [4, 2, 0, 2]);
     }
 
     #[test]
