@@ -155,19 +155,19 @@ impl SizeScale {
         pager.gauges().set_unmanaged_bytes(unmanaged);
         pager.gauges().publish();
         let before = core::mem::replace(&mut level.anonymous, anonymous);
-        let others = pager.gauges().others_bytes();
+        let mut others = pager.gauges().others_bytes();
         if pager.fork().charges_copies() {
             level.sharing.others = level.sharing.others.min(others);
         }
-        let is_measured = measure_shared(self.rollup.as_ref(), pager, level, worked_ns);
-        let begins_paying =
-            is_measured && is_managing && level.is_short && level.sharing.begin_paying();
-        level.is_prepaid &= !begins_paying;
-        pager.gauges().update_others_bytes(others, level.counted_in_others());
-        if begins_paying {
-            // Where that fails, copies are only measured.
+        let is_measured = self.measure_shared(pager, level, worked_ns);
+        if is_measured && is_managing && level.is_short && level.sharing.begin_paying() {
+            // All copies stay charged until each is noticed. Where that fails, they are measured.
             let _ = pager.fork().charge_copies_from_now_on();
+            others = pager.gauges().others_bytes();
+            level.sharing.others = self.shared_memory().others_bytes;
+            level.is_prepaid = false;
         }
+        pager.gauges().update_others_bytes(others, level.counted_in_others());
         let need = anonymous.saturating_sub(level.counted_in_others())
             + pager.gauges().away_bytes().saturating_sub(level.inherited_away);
         // An idle process needs only what it can't fold.
@@ -240,53 +240,53 @@ impl SizeScale {
         let (limit, resident) = self.shares(level, need);
         need <= limit.min(resident)
     }
-}
 
-/// Measures the memory that this process shares with others of the run, if that is due. Returns
-/// whether it was.
-fn measure_shared(
-    rollup: Option<&Rollup>,
-    pager: &Pager,
-    level: &mut SizeLevel,
-    worked_ns: u64,
-) -> bool {
-    if !level.sharing.is_sharing() {
-        return false;
-    }
-    let loaded = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
-    let now = ProcessMoves {
-        now_ns: now_ns(),
-        worked_ns,
-        // Copies that were charged have changed the part already.
-        moved_bytes: match pager.fork().charges_copies() {
-            true => 0,
-            false => process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
-        },
-        anonymous: level.anonymous,
-    };
-    let mut is_measured = false;
-    if level.sharing.is_due(&now) {
-        let begin = cpu_ns();
-        let shared = rollup.map_or_else(SharedMemory::default, Rollup::shared_memory);
-        let cost_ns = cpu_ns() - begin;
-        stats::add(&pager.stats().sharing_measured, 1);
-        if level.sharing.note(&now, shared.bytes, shared.others_bytes, cost_ns) {
-            member::send(News::SHARING);
+    /// Measures the memory that this process shares with others of the run, if that is due. Returns
+    /// whether it was.
+    fn measure_shared(&self, pager: &Pager, level: &mut SizeLevel, worked_ns: u64) -> bool {
+        if !level.sharing.is_sharing() {
+            return false;
         }
-        member::set_shares_memory(level.sharing.is_sharing());
-        is_measured = true;
+        let loaded = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
+        let now = ProcessMoves {
+            now_ns: now_ns(),
+            worked_ns,
+            // Copies that were charged have changed the part already.
+            moved_bytes: match pager.fork().charges_copies() {
+                true => 0,
+                false => process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
+            },
+            anonymous: level.anonymous,
+        };
+        let mut is_measured = false;
+        if level.sharing.is_due(&now) {
+            let begin = cpu_ns();
+            let shared = self.shared_memory();
+            let cost_ns = cpu_ns() - begin;
+            stats::add(&pager.stats().sharing_measured, 1);
+            if level.sharing.note(&now, shared.bytes, shared.others_bytes, cost_ns) {
+                member::send(News::SHARING);
+            }
+            member::set_shares_memory(level.sharing.is_sharing());
+            is_measured = true;
+        }
+        let SharingWatch { bytes, others, .. } = level.sharing;
+        if !level.sharing.is_sharing() {
+            // No look comes here again before the next fork.
+            pager.fork().note_private();
+        } else if bytes > 0 {
+            pager.fork().note_shared(bytes, bytes - others, member::sharers());
+        }
+        if is_measured {
+            pager.fork().retry_shared();
+        }
+        is_measured
     }
-    let SharingWatch { bytes, others, .. } = level.sharing;
-    if !level.sharing.is_sharing() {
-        // No look comes here again before the next fork.
-        pager.fork().note_private();
-    } else if bytes > 0 {
-        pager.fork().note_shared(bytes, bytes - others, member::sharers());
+
+    /// Measures the memory that this process shares with others of the run; none without its file.
+    fn shared_memory(&self) -> SharedMemory {
+        self.rollup.as_ref().map_or_else(SharedMemory::default, Rollup::shared_memory)
     }
-    if is_measured {
-        pager.fork().retry_shared();
-    }
-    is_measured
 }
 
 #[cfg(test)]
