@@ -30,14 +30,14 @@ pub fn queue(data: &[u8]) {
     queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).expect("aligned");
     queue.try_set_used_ring_address(GuestAddress(USED)).expect("aligned");
     queue.set_ready(true);
-    let mut served = 0;
+    let mut count = 0;
     // The guest's own requests may write more requests into its queue.
-    while served < 4 * QUEUE_SIZE
+    while count < 4 * QUEUE_SIZE
         && worker.serve_next(export, &memory, &mut queue) == NextRequest::Served
     {
-        served += 1;
+        count += 1;
     }
-    assert_eq!(queue.next_used(), served);
+    assert_eq!(queue.next_used(), count);
     assert!(worker.is_of_fixed_size());
     export.device().check().expect("the device's promises");
 }

@@ -93,13 +93,13 @@ impl VhostRequest {
     pub fn fill(&mut self, chain: impl Iterator<Item = Descriptor>) -> Result<(), RequestStatus> {
         self.readable.clear();
         self.writable.clear();
-        let (mut right, mut ended) = (true, false);
+        let (mut right, mut has_ended) = (true, false);
         for part in chain {
             right &= self.add(&part);
-            ended = !part.has_next();
+            has_ended = !part.has_next();
         }
         self.status = self.writable.take_last_byte();
-        if right && ended && self.status.is_some() { Ok(()) } else { Err(RequestStatus::Error) }
+        if right && has_ended && self.status.is_some() { Ok(()) } else { Err(RequestStatus::Error) }
     }
 
     fn add(&mut self, part: &Descriptor) -> bool {
@@ -122,8 +122,8 @@ impl VhostRequest {
 
     /// Writes the status, if there is room for it. Returns its length.
     pub fn answer(&self, memory: &Memory, status: RequestStatus) -> u32 {
-        let written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
-        u32::from(written)
+        let is_written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
+        u32::from(is_written)
     }
 }
 

@@ -67,9 +67,9 @@ impl QueueWorker {
         let Ok(mut heads) = queue.iter(memory) else { return NextRequest::Nonsense };
         let Some(chain) = heads.next() else { return NextRequest::Nothing };
         let head = chain.head_index();
-        let written = self.serve(export, memory, chain);
+        let length = self.serve(export, memory, chain);
         // Fails for a head that is not a descriptor, whose chain was empty.
-        if queue.add_used(memory, head, written).is_ok() {
+        if queue.add_used(memory, head, length).is_ok() {
             NextRequest::Served
         } else {
             NextRequest::Nonsense
@@ -84,10 +84,12 @@ impl QueueWorker {
         memory: &Memory,
         chain: impl Iterator<Item = Descriptor>,
     ) -> u32 {
-        let filled = self.request.fill(chain);
+        let outcome = self.request.fill(chain);
         let room = self.request.writable.len();
-        let status =
-            filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(RequestStatus::Ok);
+        let status = outcome
+            .and_then(|()| self.carry_out(export, memory))
+            .err()
+            .unwrap_or(RequestStatus::Ok);
         // This fits, because a chain has at most 2^32 - 1 bytes.
         (room - self.request.writable.len()) as u32 + self.request.answer(memory, status)
     }
