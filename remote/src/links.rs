@@ -46,9 +46,13 @@ impl LinkPool {
     pub fn lend(&self, work: LinkWork, deadline: Instant) -> Option<LentLink<'_>> {
         let mut inner = self.inner();
         while inner.lent == LINKS_MAX || work == LinkWork::Move && inner.moving == MOVES_MAX {
-            let left =
-                deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            inner = self.returned.wait_timeout(inner, left).expect("nobody panics with the lock").0;
+            let time_left =
+                deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
+            inner = self
+                .returned
+                .wait_timeout(inner, time_left)
+                .expect("nobody panics with the lock")
+                .0;
         }
         inner.lent += 1;
         inner.moving += (work == LinkWork::Move) as usize;
