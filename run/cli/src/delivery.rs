@@ -157,11 +157,11 @@ pub fn killing_calls() -> Vec<&'static str> {
 /// # Errors
 /// 125: the filter kills for a call that this run makes.
 pub fn survives(swaps: bool) -> Result<(), CommandFailure> {
-    let mut killing = killing_calls();
-    killing.retain(|call| *call != probe::RING || swaps);
-    match killing.is_empty() {
+    let mut calls = killing_calls();
+    calls.retain(|call| *call != probe::RING || swaps);
+    match calls.is_empty() {
         true => Ok(()),
-        false => Err(CommandFailure::own(format!("{KILLS} {}. {ALLOW}.", killing.join(", ")))),
+        false => Err(CommandFailure::own(format!("{KILLS} {}. {ALLOW}.", calls.join(", ")))),
     }
 }
 

@@ -167,8 +167,8 @@ impl Gathered {
             // All at once, so that stopped runs cost their patience only once.
             thread::scope(|scope| {
                 let all = sockets::all(suffix).into_iter();
-                let asked: Vec<_> = all.map(|(_, path)| scope.spawn(move || ask(path))).collect();
-                asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
+                let answers: Vec<_> = all.map(|(_, path)| scope.spawn(move || ask(path))).collect();
+                answers.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
             })
         };
         let mut all = vec![Metric {

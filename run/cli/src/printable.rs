@@ -9,14 +9,14 @@ pub fn printable(text: &str) -> String {
             && !matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
             && !matches!(c, '\u{e0000}'..='\u{e0fff}')
     };
-    let mut shown = String::with_capacity(text.len());
+    let mut text_shown = String::with_capacity(text.len());
     for c in text.chars() {
         match is_plain(c) {
-            true => shown.push(c),
-            false => shown.extend(c.escape_default()),
+            true => text_shown.push(c),
+            false => text_shown.extend(c.escape_default()),
         }
     }
-    shown
+    text_shown
 }
 
 #[cfg(test)]

@@ -127,11 +127,11 @@ fn say() {
     let mut text = [b' '; 64];
     let counts = [&CONCERNS, &CHANGES, &COPIES];
     for (at, count) in counts.iter().enumerate() {
-        let (mut left, mut to) = (count.load(Relaxed), at * 20 + 19);
+        let (mut rest, mut to) = (count.load(Relaxed), at * 20 + 19);
         loop {
-            text[to] = b'0' + (left % 10) as u8;
-            (left, to) = (left / 10, to - 1);
-            if left == 0 {
+            text[to] = b'0' + (rest % 10) as u8;
+            (rest, to) = (rest / 10, to - 1);
+            if rest == 0 {
                 break;
             }
         }

@@ -99,10 +99,10 @@ impl VforkErrand {
     /// `is_over` returns true, or when the task has died. It polls, because no event covers all
     /// three.
     pub fn ask(&self, is_over: &dyn Fn() -> bool) {
-        let asked = self.state.load(SeqCst) & !KIND | ASKED;
-        self.state.store(asked, SeqCst);
+        let word = self.state.load(SeqCst) & !KIND | ASKED;
+        self.state.store(word, SeqCst);
         wake(&self.state);
-        while self.state.load(SeqCst) == asked && !is_over() {
+        while self.state.load(SeqCst) == word && !is_over() {
             yield_now();
         }
     }

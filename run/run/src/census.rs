@@ -116,12 +116,12 @@ impl Census {
     /// Returns the bytes that each user's processes had at the last look. Empty if the run has one
     /// user.
     pub fn measured(&self) -> MeasuredUsers {
-        let mut measured = MeasuredUsers::new();
+        let mut sums = MeasuredUsers::new();
         for (uid, bytes) in self.sizes.values() {
-            let sum = measured.entry(*uid).or_default();
+            let sum = sums.entry(*uid).or_default();
             *sum = u64::saturating_add(*sum, *bytes);
         }
-        measured
+        sums
     }
 
     /// Returns whether a process was seen to belong to the run.

@@ -118,10 +118,10 @@ pub fn connected(number: c_int, name: &[u8]) -> Option<BorrowedFd<'static>> {
 /// - EAGAIN: no answer came in time.
 /// - EPROTO: there is no table for this user, or `memfold run` ended.
 pub fn ask(way: DoorWay<'_>, key: &DoorKey) -> Result<DoorAnswer, Errno> {
-    let (own, given) =
+    let (own, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&own, Timeout::Recv, Some(PATIENCE))?;
-    let files = [given.as_fd()];
+    let files = [theirs.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&files));
@@ -136,7 +136,7 @@ pub fn ask(way: DoorWay<'_>, key: &DoorKey) -> Result<DoorAnswer, Errno> {
         }
     }
     // The end of `memfold run` ends the wait too.
-    drop(given);
+    drop(theirs);
     let mut answer = [0; ANSWER_BYTES];
     match receive_with_files(&own, &mut answer)? {
         (ANSWER_BYTES, [Some(table), Some(bounds)]) if answer[..HALF] == key.answer => {

@@ -81,14 +81,14 @@ impl Mailbox {
     /// Takes all complete lines, in their order. A later line of a thread never comes before an
     /// earlier one.
     pub fn take(&self) -> Vec<MailLine> {
-        let mut found = Vec::new();
-        self.collect(&mut found, u64::MAX);
+        let mut lines = Vec::new();
+        self.collect(&mut lines, u64::MAX);
         // A line may have been left at a place already passed, before another line that was found.
-        let end = found.iter().map(|(number, _)| *number).max().unwrap_or(0);
+        let end = lines.iter().map(|(number, _)| *number).max().unwrap_or(0);
         // There are at most as many passes as places, since a process may write any number there.
-        let _ = self.places.iter().take_while(|_| self.collect(&mut found, end)).count();
-        found.sort_by_key(|(number, _)| *number);
-        found.into_iter().map(|(_, letter)| letter).collect()
+        let _ = self.places.iter().take_while(|_| self.collect(&mut lines, end)).count();
+        lines.sort_by_key(|(number, _)| *number);
+        lines.into_iter().map(|(_, letter)| letter).collect()
     }
 
     /// Returns how many lines found no free place since the last call.

@@ -134,11 +134,11 @@ pub fn open(address: TableAddress<'static>, link: Option<i32>) {
         // and it is never changed afterwards.
         IDENTITY.store(unsafe { FIRST_IDENTITY.change() }.insert(own), SeqCst);
     }
-    let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
-    FIRST.store(found.note_process() as u32, Relaxed);
+    let Ok(table) = at_path(&address).or_else(|_| at_door(&address)) else { return };
+    FIRST.store(table.note_process() as u32, Relaxed);
     // SAFETY: only the constructor's thread runs code of this library. No reference to `TABLE` exists yet, and it is
     // never changed afterwards.
-    let place = unsafe { TABLE.change() }.insert(found);
+    let place = unsafe { TABLE.change() }.insert(table);
     FOUND.store(place, SeqCst);
 }
 
@@ -146,8 +146,8 @@ pub fn open(address: TableAddress<'static>, link: Option<i32>) {
 /// none. The constructor calls it once.
 pub fn open_samples(path: &str) {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::RDWR;
-    let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
-    if let Ok(ring) = opened {
+    let ring = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
+    if let Ok(ring) = ring {
         // SAFETY: only the constructor's thread runs code of this library. No reference to `SAMPLES` exists yet, and it
         // is never changed afterwards.
         let place = unsafe { SAMPLES.change() }.insert(ring);

@@ -49,11 +49,11 @@ impl ProcessMemory {
     /// Reads the memory of a process. Returns `None` if it has ended. If the kernel does not show
     /// its areas, as those of a process that is not dumpable, the causes are 0.
     pub fn read(pid: u32) -> Option<ProcessMemory> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
-        let tmpfs = read("mountinfo").map_or(HashSet::new(), |text| tmpfs_devices(&text));
-        match read("smaps").filter(|text| !text.is_empty()) {
+        let read_file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
+        let tmpfs = read_file("mountinfo").map_or(HashSet::new(), |text| tmpfs_devices(&text));
+        match read_file("smaps").filter(|text| !text.is_empty()) {
             Some(text) => Some(ProcessMemory::of_areas(&text, &tmpfs)),
-            None => of_status(&read("status")?),
+            None => of_status(&read_file("status")?),
         }
     }
 

@@ -43,15 +43,15 @@ pub struct NamedStacks {
 impl NamedStacks {
     /// Finds the names of all stacks.
     pub fn of(recording: &Recording) -> NamedStacks {
-        let mut named = NamedStacks { functions: Interned::new(), stacks: Vec::new() };
+        let mut stacks = NamedStacks { functions: Interned::new(), stacks: Vec::new() };
         let names = CodeNames::of(recording);
         for stack in recording.stacks.values() {
             let functions = joined(recording, &names, stack);
-            let indices = functions.into_iter().map(|function| named.functions.index(function));
+            let indices = functions.into_iter().map(|function| stacks.functions.index(function));
             let indices = indices.collect();
-            named.stacks.push(indices);
+            stacks.stacks.push(indices);
         }
-        named
+        stacks
     }
 
     /// Returns the functions of a stack, the innermost first.
@@ -127,24 +127,25 @@ impl CodeNames {
         file: usize,
         offsets: &[u64],
     ) {
-        let mapped = recording.files.get(file);
-        let base = mapped.path.rsplit('/').next().unwrap_or_default();
-        let found = mapped.opened.as_ref().filter(|_| !offsets.is_empty()).and_then(|opened| {
-            let symbolize = |debug_syms: bool| {
-                let mut elf = Elf::new(path_of_open(opened));
-                elf.debug_syms = debug_syms;
-                symbolizer.symbolize(&Source::Elf(elf), Input::FileOffset(offsets)).ok()
-            };
-            // Debug information may be damaged, or of a kind that can't be read.
-            symbolize(true).or_else(|| symbolize(false))
-        });
+        let mapped_file = recording.files.get(file);
+        let base = mapped_file.path.rsplit('/').next().unwrap_or_default();
+        let symbols =
+            mapped_file.opened.as_ref().filter(|_| !offsets.is_empty()).and_then(|handle| {
+                let symbolize = |debug_syms: bool| {
+                    let mut elf = Elf::new(path_of_open(handle));
+                    elf.debug_syms = debug_syms;
+                    symbolizer.symbolize(&Source::Elf(elf), Input::FileOffset(offsets)).ok()
+                };
+                // Debug information may be damaged, or of a kind that can't be read.
+                symbolize(true).or_else(|| symbolize(false))
+            });
         for (n, offset) in offsets.iter().enumerate() {
-            let symbol = found.as_ref().and_then(|found| found.get(n));
+            let symbol = symbols.as_ref().and_then(|symbols| symbols.get(n));
             let of = |name: &str| Function::compiled(name, base);
             let functions = match symbol {
                 Some(Symbolized::Sym(symbol)) => {
-                    let inlined = symbol.inlined.iter().rev().map(|inlined| of(&inlined.name));
-                    inlined.chain([of(&symbol.name)]).collect()
+                    let frames = symbol.inlined.iter().rev().map(|frame| of(&frame.name));
+                    frames.chain([of(&symbol.name)]).collect()
                 }
                 _ => vec![of(&format!("{base}+{offset:#x}"))],
             };
@@ -156,8 +157,8 @@ impl CodeNames {
         let (_, about) = recording.about(process);
         let map = about.code_map().map(read_code_map).unwrap_or_default();
         for address in addresses {
-            let found = map.range(..=*address).next_back();
-            let name = found.filter(|(start, (len, _))| address - **start < *len);
+            let function = map.range(..=*address).next_back();
+            let name = function.filter(|(start, (len, _))| address - **start < *len);
             let name = name.map_or_else(|| format!("{address:#x}"), |(_, (_, name))| name.clone());
             let function = Function::compiled(&name, "generated code");
             self.in_memory.insert((process, *address), vec![function]);
@@ -165,11 +166,11 @@ impl CodeNames {
     }
 
     fn at(&self, process: usize, place: CodePlace) -> &[Function] {
-        let found = match place {
+        let functions = match place {
             CodePlace::File(file, offset) => self.in_files.get(&(file, offset)),
             CodePlace::Anonymous(address) => self.in_memory.get(&(process, address)),
         };
-        found.map_or(&[], Vec::as_slice)
+        functions.map_or(&[], Vec::as_slice)
     }
 }
 

@@ -44,16 +44,16 @@ impl CurvePoints {
 
     /// Returns at most [`LINES_MAX`] points: the first, the last, and those that are apart enough.
     fn picked(&self, most: f64) -> Vec<(u64, f64)> {
-        let mut picked: Vec<(u64, f64)> = Vec::new();
+        let mut points: Vec<(u64, f64)> = Vec::new();
         for (n, point) in self.0.iter().enumerate() {
             let is_last = n + 1 == self.0.len();
             let is_apart =
-                picked.last().is_none_or(|last| last.1 - point.1 >= most / (LINES_MAX - 2) as f64);
+                points.last().is_none_or(|last| last.1 - point.1 >= most / (LINES_MAX - 2) as f64);
             if is_apart || is_last {
-                picked.push(*point);
+                points.push(*point);
             }
         }
-        picked
+        points
     }
 
     /// Returns a picture. The limits have a logarithmic scale.

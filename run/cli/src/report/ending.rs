@@ -196,13 +196,13 @@ impl Ending {
             ),
             peak => format!("memfold sampled at most {} in the run", Size(peak)),
         };
-        let ended = match self.ended {
+        let end = match self.ended {
             0 => String::new(),
             count => {
                 format!(" memfold ended {} of it, as the lines above say.", processes(count as u64))
             }
         };
-        format!("{size} ({}).{ended}", self.bound)
+        format!("{size} ({}).{end}", self.bound)
     }
 
     fn is(&self, image: &str) -> bool {
@@ -224,12 +224,12 @@ const ELSEWHERE: &str =
 /// Returns the words of a program and of the variables that its runtime reads.
 pub fn words(arguments: &[OsString]) -> Vec<String> {
     const VARIABLES: [&str; 3] = ["NODE_OPTIONS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"];
-    let given = VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
-    let given: Vec<String> = given
+    let options = VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
+    let options: Vec<String> = options
         .flat_map(|text| text.split_whitespace().map(str::to_string).collect::<Vec<_>>())
         .collect();
     // Arguments come last, because they count more than variables.
-    given
+    options
         .into_iter()
         .chain(arguments.iter().map(|word| word.to_string_lossy().into_owned()))
         .collect()

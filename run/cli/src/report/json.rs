@@ -62,8 +62,8 @@ pub fn of_process(process: ProcessSlot) -> Value {
 /// Returns the share of requests for large frames that got the requested size. Returns `None`
 /// without requests.
 fn frame_success(sum: &RunFigures) -> Option<f64> {
-    let asked = sum.get("frame_alloc") as f64;
-    (asked > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / asked)
+    let requests = sum.get("frame_alloc") as f64;
+    (requests > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / requests)
 }
 
 /// Returns every counter and every histogram of times by name.

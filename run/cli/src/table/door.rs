@@ -125,7 +125,7 @@ impl Door {
         let mut control = DescriptorBuffer { _bytes: [0; 64] };
         // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
         // are passed.
-        let (len, sent) = unsafe {
+        let (len, header) = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             (message.msg_control, message.msg_controllen) =
@@ -138,7 +138,7 @@ impl Door {
             (len, sent_with(&message))
         };
         let has_key = len == HALF && bytes[..HALF] == self.key.ask;
-        Ok(sent.0.filter(|_| has_key).filter(is_unix_socket).zip(sent.1))
+        Ok(header.0.filter(|_| has_key).filter(is_unix_socket).zip(header.1))
     }
 
     fn answer(&self, to: &OwnedFd, number: u32, files: &[i32]) -> io::Result<()> {
@@ -149,7 +149,7 @@ impl Door {
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
         // are passed. The control buffer has room for two descriptors, and `files` has no more.
-        let sent = unsafe {
+        let header = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             if !files.is_empty() {
@@ -169,7 +169,7 @@ impl Door {
                 libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
             )
         };
-        checked(sent).map(drop)
+        checked(header).map(drop)
     }
 }
 
@@ -206,7 +206,7 @@ unsafe fn sent_with(message: &libc::msghdr) -> (Option<OwnedFd>, Option<libc::uc
 fn is_unix_socket(file: &OwnedFd) -> bool {
     let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: the value is local, and has the length that is passed.
-    let asked = unsafe {
+    let code = unsafe {
         libc::getsockopt(
             file.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -215,7 +215,7 @@ fn is_unix_socket(file: &OwnedFd) -> bool {
             &raw mut len,
         )
     };
-    asked == 0 && domain == libc::AF_UNIX
+    code == 0 && domain == libc::AF_UNIX
 }
 
 #[cfg(test)]

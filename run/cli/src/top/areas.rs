@@ -100,21 +100,21 @@ impl AreaReader {
         self.looked = pid.map(|pid| {
             let areas = Arc::new(Mutex::new(None));
             let to = Arc::downgrade(&areas);
-            let read = move || {
+            let watch = move || {
                 while to.strong_count() > 0 {
                     let begin = Instant::now();
-                    let read = fs::read(format!("/proc/{pid}/smaps"));
-                    let read = read.map(|text| parse(&String::from_utf8_lossy(&text)));
-                    let read = read.map_err(|e| plain(&e));
-                    let took = begin.elapsed();
+                    let areas = fs::read(format!("/proc/{pid}/smaps"));
+                    let areas = areas.map(|text| parse(&String::from_utf8_lossy(&text)));
+                    let areas = areas.map_err(|e| plain(&e));
+                    let time = begin.elapsed();
                     let Some(to) = to.upgrade() else { return };
-                    *to.lock().expect("no thread panics with the lock") = Some(read);
+                    *to.lock().expect("no thread panics with the lock") = Some(areas);
                     drop(to);
-                    thread::sleep(PERIOD.max(took * COST));
+                    thread::sleep(PERIOD.max(time * COST));
                 }
             };
             // Without a thread the page shows no areas.
-            drop(thread::Builder::new().name("memfold-areas".to_string()).spawn(read));
+            drop(thread::Builder::new().name("memfold-areas".to_string()).spawn(watch));
             LookedAt { pid, areas }
         });
     }

@@ -73,8 +73,8 @@ impl Canvas<'_> {
         let text = &printable(text);
         let (width, height) = (usize::from(self.area.width), usize::from(self.area.height));
         if x < width && y < height {
-            let (left, top) = (self.area.x + x as u16, self.area.y + y as u16);
-            self.buffer.set_stringn(left, top, text, width - x, style);
+            let (column, top) = (self.area.x + x as u16, self.area.y + y as u16);
+            self.buffer.set_stringn(column, top, text, width - x, style);
         }
         x + text.width()
     }
@@ -286,28 +286,28 @@ fn areas(canvas: &mut Canvas<'_>, areas: Option<&ReadAreas>, top: usize, end: us
         let cells = cells.map(|cell| padded(cell, SIZE_WIDTH, false));
         cells.join(" ")
     };
-    let (found, note) = match areas {
+    let (list, note) = match areas {
         Some(Ok(areas)) => (areas.as_slice(), None),
         Some(Err(why)) => (&[][..], Some(format!("Its smaps file can't be read: {why}."))),
         None => (&[][..], Some("Its smaps file is being read.".to_string())),
     };
-    let is_unknown = found.iter().any(|area| area.is_managed.is_none());
-    let missing =
+    let is_unknown = list.iter().any(|area| area.is_managed.is_none());
+    let cause =
         if is_unknown { "folded, untouched or unmanaged" } else { "folded, or never touched" };
     let head = sizes(["SIZE", "RESIDENT", "MISSING"]);
-    canvas.line(top, &format!("{head}  AREA (missing: {missing})"), REVERSED);
+    canvas.line(top, &format!("{head}  AREA (missing: {cause})"), REVERSED);
     if let Some(note) = note {
         canvas.line(top + 1, &note, Style::new());
     }
     let width = usize::from(canvas.area.width);
-    for (y, area) in (top + 1..end).zip(found) {
-        let (missing, note) = match area.is_managed {
+    for (y, area) in (top + 1..end).zip(list) {
+        let (text, note) = match area.is_managed {
             Some(false) => ("-".to_string(), " (not managed)"),
             _ => (short_size(area.missing_bytes()), ""),
         };
-        let cells = sizes([&short_size(area.bytes), &short_size(area.resident_bytes), &missing]);
-        let left = width.saturating_sub(cells.len() + 2 + note.len());
-        canvas.put(0, y, &format!("{cells}  {}{note}", fit(&area.name, left)), Style::new());
+        let cells = sizes([&short_size(area.bytes), &short_size(area.resident_bytes), &text]);
+        let width_left = width.saturating_sub(cells.len() + 2 + note.len());
+        canvas.put(0, y, &format!("{cells}  {}{note}", fit(&area.name, width_left)), Style::new());
     }
 }
 

@@ -93,8 +93,8 @@ impl State {
 
     /// Returns the place of the selected row. If it has gone, the row at its place is selected.
     pub fn select_in(&mut self, rows: &[Row]) -> usize {
-        let found = rows.iter().position(|row| Some(&row.key) == self.selected.as_ref());
-        self.at = found.unwrap_or(self.at.min(rows.len().saturating_sub(1)));
+        let position = rows.iter().position(|row| Some(&row.key) == self.selected.as_ref());
+        self.at = position.unwrap_or(self.at.min(rows.len().saturating_sub(1)));
         self.selected = rows.get(self.at).map(|row| row.key.clone());
         self.at
     }
@@ -114,9 +114,9 @@ impl State {
         if !self.filter.is_empty() {
             self.filter.clear();
         } else if self.pages.len() > 1
-            && let Some((_, selected, filter)) = self.pages.pop()
+            && let Some((_, selection, filter)) = self.pages.pop()
         {
-            (self.selected, self.filter) = (selected, filter);
+            (self.selected, self.filter) = (selection, filter);
         }
     }
 

@@ -214,8 +214,8 @@ impl<'a> Pair<'a> {
     /// anew at zero.
     pub fn rate(&self, name: &str) -> Option<f64> {
         let (before, now) = (self.before?[name].as_u64()?, self.now[name].as_u64()?);
-        let grown = now.checked_sub(before).unwrap_or(now);
-        (self.seconds > 0.0).then(|| grown as f64 / self.seconds)
+        let growth = now.checked_sub(before).unwrap_or(now);
+        (self.seconds > 0.0).then(|| growth as f64 / self.seconds)
     }
 
     fn rates(&self) -> Rates {
@@ -288,10 +288,10 @@ fn without_directories(word: &str) -> &str {
 
 /// Adds what a process holds.
 fn add(row: &mut Row, process: &Value) {
-    let [resident, compressed] = counted(process);
+    let [resident, compressed_bytes] = counted(process);
     row.resident_bytes += resident;
-    row.compressed_bytes += compressed;
-    row.used_bytes += resident + compressed;
+    row.compressed_bytes += compressed_bytes;
+    row.used_bytes += resident + compressed_bytes;
     row.spilled_bytes += number(process, "swap_bytes") + number(process, "remote_bytes");
     row.folded_bytes += number(process, "folded_bytes");
 }
@@ -332,12 +332,12 @@ fn of_server(pid: u32, heard: &Heard) -> Row {
         _ => short_size(number(export, "size_bytes")),
     });
     let names: Vec<String> = names.collect();
-    let held = number(mm, "mem_used_total");
+    let held_bytes = number(mm, "mem_used_total");
     Row {
         pid: Some(pid),
         limit_bytes: about["limit_bytes"].as_u64(),
-        used_bytes: held,
-        compressed_bytes: held,
+        used_bytes: held_bytes,
+        compressed_bytes: held_bytes,
         spilled_bytes: number(&about["writeback"], "used_bytes"),
         folded_bytes: number(mm, "orig_data_size"),
         stored: [number(mm, "orig_data_size"), number(mm, "compr_data_size")],
@@ -369,11 +369,12 @@ fn exports(heard: &[Heard], pid: u32) -> Vec<Row> {
     };
     let one = |(export, counters): (&Value, Pair<'_>)| {
         let name = text(&export["name"]).unwrap_or_default();
-        let shown = if name.is_empty() { "(without a name)".to_string() } else { name.clone() };
+        let name_shown =
+            if name.is_empty() { "(without a name)".to_string() } else { name.clone() };
         Row {
             limit_bytes: export["size_bytes"].as_u64(),
             rates: device_rates(&counters),
-            ..Row::new(RowKey::Export(name), shown)
+            ..Row::new(RowKey::Export(name), name_shown)
         }
     };
     exports_of(pair).map(one).collect()
@@ -450,10 +451,10 @@ pub fn counters(heard: &[Heard], run: u32, pid: u32) -> Vec<(&'static str, Strin
     let process =
         pair.and_then(|pair| processes_of(pair).find(|one| one.now["pid"] == u64::from(pid)));
     let Some(process) = process else { return Vec::new() };
-    let value = |name: &str, shown: &Shown| match shown {
+    let value = |name: &str, form: &Shown| match form {
         Shown::Size => short_size(number(process.now, name)),
         Shown::Rate => process.rate(name).map_or("-".to_string(), short_count),
         Shown::Count => number(process.now, name).to_string(),
     };
-    COUNTERS.iter().map(|(label, name, shown)| (*label, value(name, shown))).collect()
+    COUNTERS.iter().map(|(label, name, form)| (*label, value(name, form))).collect()
 }

@@ -115,11 +115,11 @@ fn listen(
     keyboard: Box<dyn Read + Send>,
     to: &Sender<Event>,
 ) -> io::Result<()> {
-    let named = |name: &str| thread::Builder::new().name(name.to_string());
-    let signalled = to.clone();
-    named("memfold-signals").spawn(move || wait_for_signals(&signals, &signalled))?;
-    let pressed = to.clone();
-    named("memfold-keys").spawn(move || read_keys(keyboard, &pressed))?;
+    let builder = |name: &str| thread::Builder::new().name(name.to_string());
+    let to_of_signals = to.clone();
+    builder("memfold-signals").spawn(move || wait_for_signals(&signals, &to_of_signals))?;
+    let to_of_keys = to.clone();
+    builder("memfold-keys").spawn(move || read_keys(keyboard, &to_of_keys))?;
     Ok(())
 }
 
@@ -225,12 +225,12 @@ impl TopLoop {
         let now = Instant::now();
         let page = self.state.page().clone();
         let all = rows(&self.heard, &Page::All, now);
-        let mut shown = match &page {
+        let mut rows_of_page = match &page {
             Page::All => all.clone(),
             page => rows(&self.heard, page, now),
         };
-        filter(&mut shown, &self.state.filter);
-        sort(&mut shown, self.state.sort);
+        filter(&mut rows_of_page, &self.state.filter);
+        sort(&mut rows_of_page, self.state.sort);
         let process = match page {
             Page::Process { run, pid } => Some((run, pid)),
             _ => None,
@@ -242,8 +242,8 @@ impl TopLoop {
         self.state.width = table_width(size.width);
         self.state.note(&all);
         let screen = Screen {
-            at: self.state.select_in(&shown),
-            rows: &shown,
+            at: self.state.select_in(&rows_of_page),
+            rows: &rows_of_page,
             all: &all,
             state: &self.state,
             is_coloured: self.is_coloured,
@@ -254,7 +254,7 @@ impl TopLoop {
             let area = frame.area();
             draw(frame.buffer_mut(), area, &screen);
         })?;
-        Ok(shown)
+        Ok(rows_of_page)
     }
 
     /// Gives the terminal back until the process is continued.
@@ -295,8 +295,8 @@ impl TopLoop {
         self.state.message = "The limit is being changed.".to_string();
         let to = self.to.clone();
         let change = move || {
-            let done = limit(&of, &size).unwrap_or_else(|failure| failure.text);
-            let _ = to.send(Event::Message(done));
+            let outcome = limit(&of, &size).unwrap_or_else(|failure| failure.text);
+            let _ = to.send(Event::Message(outcome));
         };
         if thread::Builder::new().spawn(change).is_err() {
             self.state.message =

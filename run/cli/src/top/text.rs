@@ -49,15 +49,15 @@ pub fn fit(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_string();
     }
-    let mut cut = text.to_string();
+    let mut text_cut = text.to_string();
     // A character may be wider beside the next one, so the width is that of the whole.
-    while !cut.is_empty() && cut.width() + 1 > width {
-        cut.pop();
+    while !text_cut.is_empty() && text_cut.width() + 1 > width {
+        text_cut.pop();
     }
     if width > 0 {
-        cut.push('~');
+        text_cut.push('~');
     }
-    cut
+    text_cut
 }
 
 #[cfg(test)]

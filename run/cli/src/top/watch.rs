@@ -137,10 +137,10 @@ impl Watch {
 
     /// Waits until every source has answered twice, at most `patience` in all.
     pub fn wait_for_rates(&self, patience: Duration) {
-        let (known, changed) = &*self.shared;
-        let lacking = |known: &mut Known| known.values().any(|heard| heard.before.is_none());
-        let locked = known.lock().expect("no thread panics with the lock");
-        drop(changed.wait_timeout_while(locked, patience, lacking));
+        let (known, change) = &*self.shared;
+        let is_lacking = |known: &mut Known| known.values().any(|answers| answers.before.is_none());
+        let guard = known.lock().expect("no thread panics with the lock");
+        drop(change.wait_timeout_while(guard, patience, is_lacking));
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -157,12 +157,12 @@ impl Watch {
         let ask_always = move || {
             loop {
                 let begin = Instant::now();
-                if let Some(heard) = watch.known().get_mut(&source) {
-                    heard.asked = Some(begin);
+                if let Some(answers) = watch.known().get_mut(&source) {
+                    answers.asked = Some(begin);
                 }
                 let Some(value) = ask() else { break };
-                if let Some(heard) = watch.known().get_mut(&source) {
-                    heard.answered(value);
+                if let Some(answers) = watch.known().get_mut(&source) {
+                    answers.answered(value);
                 }
                 watch.shared.1.notify_all();
                 thread::sleep(watch.interval.saturating_sub(begin.elapsed()));

@@ -112,9 +112,9 @@ pub fn unwrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let folder = WrapperFolder::of(matches.get_one("dir"))?;
     match (matches.get_flag("all"), names.is_empty() && services.is_empty()) {
         (true, true) => {
-            let named =
+            let names_of =
                 |all: Vec<(String, String)>| all.into_iter().map(|(name, _)| name).collect();
-            (names, services) = (named(folder.wrapped()?), named(service::wrapped()?));
+            (names, services) = (names_of(folder.wrapped()?), names_of(service::wrapped()?));
         }
         (true, false) => return Err(CommandFailure::own("--all: give it without other names")),
         (false, true) => {

@@ -112,7 +112,7 @@ impl Service {
     /// Returns the settings of the section `[Service]`. A line that ends with a backslash goes on in
     /// the next one that is no comment (systemd.syntax(7)).
     fn settings(&self) -> Vec<(String, String)> {
-        let mut found = Vec::new();
+        let mut sections = Vec::new();
         let (mut is_service, mut line) = (false, String::new());
         for part in self.text.lines().filter(|line| !line.trim_start().starts_with(['#', ';'])) {
             let part = part.trim_end();
@@ -127,10 +127,10 @@ impl Service {
             if whole.starts_with('[') {
                 is_service = whole == "[Service]";
             } else if let Some((key, value)) = whole.split_once('=').filter(|_| is_service) {
-                found.push((key.trim().to_string(), value.trim().to_string()));
+                sections.push((key.trim().to_string(), value.trim().to_string()));
             }
         }
-        found
+        sections
     }
 
     /// Refuses a unit whose command another drop-in sets: which of the two would count depends on

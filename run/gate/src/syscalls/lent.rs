@@ -135,9 +135,9 @@ fn copy(args: &[usize; 6], make: MakeCall) -> isize {
         match copy_by_pages(fd, &parts, waits, make) {
             // The program has set O_NONBLOCK, which `vmsplice` ignores.
             AGAIN if waits => {
-                let waited = poll(fd, true, make);
-                if waited < 0 {
-                    return waited;
+                let result = poll(fd, true, make);
+                if result < 0 {
+                    return result;
                 }
             }
             made => return made,
@@ -147,20 +147,20 @@ fn copy(args: &[usize; 6], make: MakeCall) -> isize {
 
 /// Writes page by page. Only the first write may wait for room.
 fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) -> isize {
-    let mut done = 0;
+    let mut count = 0;
     for [start, len] in &parts.parts[..parts.count] {
         for offset in (0..*len).step_by(PAGE_SIZE) {
-            if (done > 0 || !waits) && poll(fd, false, make) <= 0 {
-                return if done > 0 { done } else { AGAIN };
+            if (count > 0 || !waits) && poll(fd, false, make) <= 0 {
+                return if count > 0 { count } else { AGAIN };
             }
             // A pipe takes a page as a whole or not at all.
             let some = PAGE_SIZE.min(len - offset);
-            let made = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
-            if made <= 0 {
-                return if done > 0 { done } else { made };
+            let result = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
+            if result <= 0 {
+                return if count > 0 { count } else { result };
             }
-            done += made;
+            count += result;
         }
     }
-    done
+    count
 }

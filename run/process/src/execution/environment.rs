@@ -80,7 +80,7 @@ fn kept() -> Option<&'static KeptVariables> {
 
 /// Returns the path of the library, if children are given it.
 pub fn library_path() -> Option<&'static CStr> {
-    kept().map(|kept| &*kept.library)
+    kept().map(|variables| &*variables.library)
 }
 
 /// Returns the paths in a value of `LD_PRELOAD`.
@@ -111,8 +111,8 @@ pub fn take(stack: &InitialStack, may_hide: bool) {
     let Some(library) = library_in(value) else { return };
     let Ok(path) = CString::new(library) else { return };
     let request_kept = without_link(texts[request]).into();
-    let kept = KeptVariables { library: path.into_boxed_c_str(), request: request_kept };
-    KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
+    let variables = KeptVariables { library: path.into_boxed_c_str(), request: request_kept };
+    KEPT.store(Box::into_raw(Box::new(variables)), SeqCst);
     // Everything that the program would see without memfold must also be there as an entry of its
     // own.
     let others = &value[value.len().min(library.len() + 1)..];
@@ -136,7 +136,7 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
     // thread uses them. If a constructor of another library has changed the environment, libc's
     // array is another one, which also ends in a null word.
     unsafe {
-        let gone = hidden.map(|n| *all.add(n));
+        let hidden_words = hidden.map(|n| *all.add(n));
         let shift = |all: *mut *mut c_char| {
             let mut to = 0;
             for from in 0.. {
@@ -144,7 +144,7 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
                 if word.is_null() {
                     return to;
                 }
-                if !gone.contains(&word) {
+                if !hidden_words.contains(&word) {
                     *all.add(to) = word;
                     to += 1;
                 }
@@ -153,15 +153,15 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
         };
         let of_libc = environment_of_libc();
         let theirs = if of_libc.is_null() { all } else { *of_libc };
-        let left = shift(all);
-        if left + 2 == count {
-            *all.add(left) = core::ptr::null_mut();
-            *all.add(left + 1) = AT_IGNORE as *mut c_char;
+        let count_left = shift(all);
+        if count_left + 2 == count {
+            *all.add(count_left) = core::ptr::null_mut();
+            *all.add(count_left + 1) = AT_IGNORE as *mut c_char;
             *all.add(count) = core::ptr::null_mut();
         }
         if theirs != all && !theirs.is_null() {
-            let left = shift(theirs);
-            *theirs.add(left) = core::ptr::null_mut();
+            let count_left = shift(theirs);
+            *theirs.add(count_left) = core::ptr::null_mut();
         }
     }
 }

@@ -75,28 +75,28 @@ pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
     let variable = stack.take(VARIABLE.as_bytes()).ok_or(LoadError::NoProgram)?;
     let text = &variable[VARIABLE.len() + 1..variable.len() - 1];
     let program = LoadedProgram::parse(text).ok_or(LoadError::NoProgram)?;
-    let unsuitable = |why| LoadError::Unsuitable(program.name, why);
-    let failed = |what| move |errno| LoadError::Failed(program.name, what, errno);
-    let file = open_program(&program).map_err(failed("opening it"))?;
-    let image = ProgramImage::read(&file).map_err(unsuitable)?;
+    let refusal = |why| LoadError::Unsuitable(program.name, why);
+    let failure = |what| move |errno| LoadError::Failed(program.name, what, errno);
+    let file = open_program(&program).map_err(failure("opening it"))?;
+    let image = ProgramImage::read(&file).map_err(refusal)?;
     let mut path = [0u8; PATH_BYTES];
-    let linker = match image.read_interpreter(&file, &mut path).map_err(unsuitable)? {
+    let linker = match image.read_interpreter(&file, &mut path).map_err(refusal)? {
         true => {
             let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
             let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-            let file = file.map_err(failed("opening its interpreter"))?;
-            let image = ProgramImage::read(&file).map_err(unsuitable)?;
+            let file = file.map_err(failure("opening its interpreter"))?;
+            let image = ProgramImage::read(&file).map_err(refusal)?;
             Some((file, image))
         }
         false => None,
     };
-    let bias = map(&image, &file).map_err(failed("mapping it at its addresses"))?;
+    let bias = map(&image, &file).map_err(failure("mapping it at its addresses"))?;
     let at = |pages: Range<usize>, bias: usize| {
         pages.start.wrapping_add(bias)..pages.end.wrapping_add(bias)
     };
     let linker = match linker {
         Some((file, image)) => {
-            let bias = map(&image, &file).map_err(failed("mapping its interpreter"))?;
+            let bias = map(&image, &file).map_err(failure("mapping its interpreter"))?;
             Some((at(image.pages(), bias), image.entry.wrapping_add(bias)))
         }
         None => None,
@@ -114,7 +114,7 @@ pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
         (libc::AT_EXECFN, program.name.as_ptr() as usize),
     ];
     if image.has_executable_stack {
-        make_executable(stack).map_err(failed("making the stack executable"))?;
+        make_executable(stack).map_err(failure("making the stack executable"))?;
     }
     values.iter().for_each(|(kind, value)| stack.set_auxiliary(*kind, *value));
     description::give(stack, &image, bias, variable.as_ptr() as usize);

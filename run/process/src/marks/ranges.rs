@@ -17,12 +17,12 @@ impl RangeSet {
         }
         let first = self.0.partition_point(|r| r.end < range.start);
         let last = self.0.partition_point(|r| r.start <= range.end);
-        let joined = match self.0[first..last] {
+        let union = match self.0[first..last] {
             [] => range,
             [ref one] => one.start.min(range.start)..one.end.max(range.end),
             [ref a, .., ref b] => a.start.min(range.start)..b.end.max(range.end),
         };
-        self.0.splice(first..last, [joined]);
+        self.0.splice(first..last, [union]);
     }
 
     pub fn remove(&mut self, range: &Range<usize>) {

@@ -113,8 +113,8 @@ impl ProgramState {
 
     /// Returns the apart call of a child, if one is in progress.
     pub fn apart_of(&self, child: usize) -> Option<ApartCall> {
-        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
-        Some(ApartCall(found.number))
+        let call = self.apart.iter().find(|pending| pending.child == Some(child))?;
+        Some(ApartCall(call.number))
     }
 
     /// Forgets all apart calls. They belong to children of the process of which this one is a copy.
@@ -163,17 +163,17 @@ impl ProgramState {
         child: Option<usize>,
         before: FoundRanges,
     ) -> ApartCall {
-        let (marked, mut added) = (self.marked(MemoryMark::Other), RangeSet::default());
+        let (marks, mut ranges) = (self.marked(MemoryMark::Other), RangeSet::default());
         for range in &before.parts {
-            for part in without(range, &marked.within(range)) {
-                marked.add(part.clone());
-                added.add(part);
+            for part in without(range, &marks.within(range)) {
+                marks.add(part.clone());
+                ranges.add(part);
             }
         }
         self.apart.push(PendingCall {
             number,
             child,
-            added,
+            added: ranges,
             before,
             new_since: RangeSet::default(),
         });
@@ -185,9 +185,10 @@ impl ProgramState {
     pub fn end_apart(&mut self, apart: ApartCall) -> FoundRanges {
         let at = self.apart.iter().position(|pending| pending.number == apart.0);
         let at = at.expect("it is ended once, by who began it");
-        let PendingCall { mut before, added, new_since, .. } = self.apart.swap_remove(at);
+        let PendingCall { mut before, added: new_ranges, new_since, .. } =
+            self.apart.swap_remove(at);
         before.parts = new_since.cut_out_of(before.parts);
-        for part in before.parts.iter().flat_map(|part| added.within(part)) {
+        for part in before.parts.iter().flat_map(|part| new_ranges.within(part)) {
             self.marked(MemoryMark::Other).remove(&part);
         }
         before
@@ -225,9 +226,9 @@ impl ProgramState {
         let is_of_mapping =
             |mark: &MemoryMark| ![MemoryMark::Own, MemoryMark::Guard].contains(mark);
         for mark in MARKS.into_iter().filter(is_of_mapping) {
-            let marked = self.marked(mark);
-            if !marked.within(&last).is_empty() {
-                marked.add(added.clone());
+            let marks = self.marked(mark);
+            if !marks.within(&last).is_empty() {
+                marks.add(added.clone());
             }
         }
     }

@@ -119,9 +119,10 @@ fn zeros_of(base: usize, segment: &libc::Elf64_Phdr) -> Range<usize> {
 /// Returns the addresses of memfold's own object; all addresses if its headers can't be parsed.
 fn own_image() -> Range<usize> {
     let Some(segments) = image::segments() else { return 0..usize::MAX };
-    let loaded = || segments.iter().filter(|each| each.p_type == libc::PT_LOAD);
-    let first = loaded().next().map_or(0, |each| each.p_vaddr as usize);
-    let last = loaded().map(|each| (each.p_vaddr + each.p_memsz) as usize).max().unwrap_or(first);
+    let load_segments = || segments.iter().filter(|each| each.p_type == libc::PT_LOAD);
+    let first = load_segments().next().map_or(0, |each| each.p_vaddr as usize);
+    let last =
+        load_segments().map(|each| (each.p_vaddr + each.p_memsz) as usize).max().unwrap_or(first);
     image::start()..image::start() + (last - first)
 }
 
@@ -142,12 +143,12 @@ fn each_object() -> Option<EachObject> {
 /// calls it, before the program begins.
 pub fn note() -> usize {
     let own = own_image();
-    let found = match each_object() {
+    let statics = match each_object() {
         Some(each_object) => of_objects(each_object, own),
         None => of_map(own),
     };
-    let bytes = found.bytes;
-    *MEMORY.lock() = found;
+    let bytes = statics.bytes;
+    *MEMORY.lock() = statics;
     bytes
 }
 
@@ -160,40 +161,40 @@ fn of_objects(each_object: EachObject, own: Range<usize>) -> StaticMemory {
     ) -> c_int {
         // SAFETY: libc passes the description of a loaded object, which is valid during the call.
         // `found` is the pair that the caller passed, and only this call uses it.
-        let (about, (found, own)) =
+        let (about, (search, own)) =
             unsafe { (&*about, &mut *found.cast::<(StaticMemory, Range<usize>)>()) };
         // SAFETY: `dlpi_phdr` points to `dlpi_phnum` program headers of a loaded object, which
         // stays loaded during the call.
         let headers =
             unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
-        headers.iter().for_each(|each| found.add_segment(about.dlpi_addr as usize, each, own));
+        headers.iter().for_each(|each| search.add_segment(about.dlpi_addr as usize, each, own));
         0
     }
-    let mut found = (StaticMemory::new(), own);
-    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `found`
+    let mut search = (StaticMemory::new(), own);
+    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `search`
     // lives until the call returns.
-    unsafe { each_object(Some(add), (&raw mut found).cast()) };
-    found.0
+    unsafe { each_object(Some(add), (&raw mut search).cast()) };
+    search.0
 }
 
 /// Returns the static memory of a program that the library has loaded, by the kernel's map. Only
 /// the program is there yet.
 fn of_map(own: Range<usize>) -> StaticMemory {
-    let (mut found, mut end) = (StaticMemory::new(), 0);
+    let (mut statics, mut end) = (StaticMemory::new(), 0);
     // Without a map nothing is known of them. Then an engine can't be made later either.
     let _ = each_area(|area| {
         // Behind a file's data lies memory that is zeros in the beginning.
         let is_zeros = area.inode == 0 && area.start == end && area.name().is_empty();
         if area.writable && area.private && (area.inode != 0 || is_zeros) {
-            found.bytes += area.len();
+            statics.bytes += area.len();
             end = area.end;
             if is_zeros {
-                found.add_zeros(area.start..area.end, &own);
+                statics.add_zeros(area.start..area.end, &own);
             }
         }
         Continue(())
     });
-    found
+    statics
 }
 
 /// Records memory of a process without an engine that the kernel may write to at any time.

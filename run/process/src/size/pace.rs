@@ -54,9 +54,9 @@ impl LookPace {
         due_ns: Option<u64>,
         has_news: bool,
     ) -> LookPause {
-        let passed = now_ns.saturating_sub(self.looked_ns);
-        let ran = worked_ns.saturating_sub(self.worked_ns);
-        let works = ran >= WORK_NS && ran >= passed / WORK_SHARE;
+        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
+        let ran_ns = worked_ns.saturating_sub(self.worked_ns);
+        let works = ran_ns >= WORK_NS && ran_ns >= elapsed_ns / WORK_SHARE;
         self.pause_ns = match works || has_news {
             true => wanted_ns,
             false => (self.pause_ns * 2).clamp(wanted_ns, REST_MOST_NS.max(wanted_ns)),

@@ -103,12 +103,12 @@ impl SharingWatch {
         if !self.is_sharing {
             return false;
         }
-        let moved = now.moved_bytes.saturating_sub(self.last.moved_bytes)
+        let moved_bytes = now.moved_bytes.saturating_sub(self.last.moved_bytes)
             + self.last.anonymous.saturating_sub(now.anonymous);
-        let worked = now.worked_ns.saturating_sub(self.last.worked_ns);
+        let worked_ns = now.worked_ns.saturating_sub(self.last.worked_ns);
         let least = change_of(self.others);
-        let is_paid = worked >= self.cost_ns * MEASURE_TIMES_MOST;
-        self.is_due |= moved >= least << self.vain || moved >= least && is_paid;
+        let is_paid = worked_ns >= self.cost_ns * MEASURE_TIMES_MOST;
+        self.is_due |= moved_bytes >= least << self.vain || moved_bytes >= least && is_paid;
         self.due_ns().is_some_and(|at_ns| now.now_ns >= at_ns)
     }
 

@@ -222,15 +222,15 @@ impl SampleRing {
     /// Takes all whole samples, ordered by time.
     pub fn take(&self) -> Vec<Sample> {
         let whole = self.places.iter().filter(|place| place.state.load(Acquire) == WHOLE);
-        let mut found: Vec<Sample> = whole
+        let mut samples: Vec<Sample> = whole
             .filter_map(|place| {
                 let sample = place.sample();
                 place.state.store(FREE, Release);
                 sample
             })
             .collect();
-        found.sort_by_key(|sample| sample.time_ns);
-        found
+        samples.sort_by_key(|sample| sample.time_ns);
+        samples
     }
 
     /// Publishes where the processes of an image have their interpreter. Returns `false` if there
@@ -245,8 +245,8 @@ impl SampleRing {
 
     /// Returns where the processes of an image have their interpreter.
     pub fn interpreter(&self, image: u64) -> Option<Interpreter> {
-        let mut used = self.head.interpreters.iter().take_while(|place| !place.is_free());
-        used.find_map(|place| place.of(image))
+        let mut places = self.head.interpreters.iter().take_while(|place| !place.is_free());
+        places.find_map(|place| place.of(image))
     }
 }
 

@@ -208,12 +208,15 @@ impl RunBounds {
         let slotless = self.slotless().1;
         for n in [true, false].map(place) {
             let share = if n == place(true) { self.page.share.load(Relaxed) } else { u64::MAX };
-            let given = self.page.given[n].load(Relaxed).min(share);
-            let bound =
-                if given == u64::MAX { given } else { given.saturating_sub(slotless).max(1) };
-            let asked = |user: usize| users[user][n];
-            let largest = (0..users.len()).max_by_key(|user| (asked(*user).largest, *user));
-            let claims: Vec<ShareClaim> = (0..users.len()).map(|user| asked(user).claim).collect();
+            let share_given = self.page.given[n].load(Relaxed).min(share);
+            let bound = if share_given == u64::MAX {
+                share_given
+            } else {
+                share_given.saturating_sub(slotless).max(1)
+            };
+            let claim = |user: usize| users[user][n];
+            let largest = (0..users.len()).max_by_key(|user| (claim(*user).largest, *user));
+            let claims: Vec<ShareClaim> = (0..users.len()).map(|user| claim(user).claim).collect();
             let shares = shares(bound, &claims);
             for (user, part) in self.page.parts.iter().enumerate().take(users.len()) {
                 let others = claims.iter().enumerate().filter(|(other, _)| *other != user);
@@ -251,8 +254,8 @@ impl UserPortion {
     /// Returns the bytes that this user's processes with a slot may use now, as (limit, resident);
     /// `u64::MAX` for no bound.
     pub fn left(&self) -> (u64, u64) {
-        let left = |limit: bool| self.part.bytes[place(limit)].load(Relaxed);
-        (left(true), left(false))
+        let rest = |limit: bool| self.part.bytes[place(limit)].load(Relaxed);
+        (rest(true), rest(false))
     }
 
     /// Returns the bytes that processes of other users hold at least, as far as is known, and
