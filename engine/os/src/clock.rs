@@ -48,8 +48,8 @@ fn asked_ns(clock: libc::clockid_t) -> u64 {
     let mut time = [0u64; 2];
     let args = [clock as usize, &raw mut time as usize, 0, 0, 0, 0];
     // SAFETY: there is room for seconds and nanoseconds.
-    let asked = unsafe { system_call(libc::SYS_clock_gettime, args) };
-    asked.map_or(0, |_| time[0] * 1_000_000_000 + time[1])
+    let result = unsafe { system_call(libc::SYS_clock_gettime, args) };
+    result.map_or(0, |_| time[0] * 1_000_000_000 + time[1])
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub fn unlock(file: impl AsFd, range: Range<u64>) -> Result<(), Errno> {
 /// # Errors
 /// The errors of `fcntl`.
 pub fn is_locked(file: impl AsFd, range: Range<u64>) -> Result<bool, Errno> {
-    ask(file, libc::F_OFD_GETLK, libc::F_WRLCK, range).map(|found| found != libc::F_UNLCK)
+    ask(file, libc::F_OFD_GETLK, libc::F_WRLCK, range).map(|lock| lock != libc::F_UNLCK)
 }
 
 /// Makes a request about a lock on a range. Returns the type of lock that the kernel has answered.

@@ -70,10 +70,10 @@ impl SpareMappings {
 
     /// Gives up one spare area. Returns `false` if there is none.
     fn give_up(&self) -> bool {
-        let taken = self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        let outcome = self.left.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
         // Access that joins areas needs no new one.
-        taken.is_ok_and(|left| {
-            set_access(&self.page(left - 1), libc::PROT_READ | libc::PROT_WRITE).is_ok()
+        outcome.is_ok_and(|count| {
+            set_access(&self.page(count - 1), libc::PROT_READ | libc::PROT_WRITE).is_ok()
         })
     }
 }
@@ -149,11 +149,11 @@ impl Protection {
     /// Ends the process if the kernel refuses, because the program cannot continue then.
     pub fn show(&self, range: &Range<usize>) {
         let show = || set_access(range, libc::PROT_READ | libc::PROT_WRITE);
-        let mut done = show();
-        while done == Err(Errno::NOMEM) && self.spares.give_up() {
-            done = show();
+        let mut outcome = show();
+        while outcome == Err(Errno::NOMEM) && self.spares.give_up() {
+            outcome = show();
         }
-        if let Err(e) = done {
+        if let Err(e) = outcome {
             let text: TextBuffer<256> = TextBuffer::of(format_args!(
                 "The kernel refuses to show folded memory to the program ({e}). The process has too many \
                  mappings. Raise vm.max_map_count, which is {}",
@@ -180,13 +180,13 @@ impl Protection {
         // Parts of an area that had no page when it was split never join again.
         let is_made = populates(range.start, true) && is_empty;
         let first = range.start..((range.start & !(block - 1)) + block).min(range.end);
-        let done = self
+        let outcome = self
             .cover_gaps(range, block, map)
             .and_then(|()| if is_made { self.cover_zeros(&first, map) } else { Ok(()) });
-        if done.is_err() {
+        if outcome.is_err() {
             self.show(range);
         }
-        done
+        outcome
     }
 
     /// Hides a range without its first page, which this engine has made, unless a thread has
@@ -198,8 +198,8 @@ impl Protection {
         let mut bytes = [0; PAGE_SIZE];
         let is_alone = blocks(range, PAGE_SIZE, map)? == [page.clone()];
         // SAFETY: the array has room for a page, and only this thread uses it.
-        let read = unsafe { self.read(page.start, bytes.as_mut_ptr(), PAGE_SIZE) };
-        if !is_alone || read < PAGE_SIZE || bytes.iter().any(|byte| *byte != 0) {
+        let outcome = unsafe { self.read(page.start, bytes.as_mut_ptr(), PAGE_SIZE) };
+        if !is_alone || outcome < PAGE_SIZE || bytes.iter().any(|byte| *byte != 0) {
             self.show(range);
             return Ok(());
         }
@@ -209,15 +209,16 @@ impl Protection {
 
     fn cover_gaps(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
         let mut at = range.start;
-        for there in blocks(range, block, map)?.into_iter().chain(once(range.end..range.end)) {
-            let gap = at..there.start;
-            at = there.end;
+        for block_range in blocks(range, block, map)?.into_iter().chain(once(range.end..range.end))
+        {
+            let gap = at..block_range.start;
+            at = block_range.end;
             if gap.is_empty() {
                 continue;
             }
             self.hide(&gap)?;
             // Pages may have been made meanwhile; from now on none is.
-            blocks(&gap, block, map)?.iter().for_each(|there| self.show(there));
+            blocks(&gap, block, map)?.iter().for_each(|block_range| self.show(block_range));
         }
         Ok(())
     }
@@ -230,23 +231,24 @@ impl Protection {
 
     /// Returns whether one more range may be hidden without running out of mappings.
     fn may_hide(&self) -> bool {
-        let left = self.may_hide.load(Relaxed);
-        if left != 0 {
+        let budget = self.may_hide.load(Relaxed);
+        if budget != 0 {
             // Several threads may be here, so this is an estimate.
-            self.may_hide.fetch_sub(left.signum(), Relaxed);
-            return left > 0;
+            self.may_hide.fetch_sub(budget.signum(), Relaxed);
+            return budget > 0;
         }
         let mut count = 0;
-        let counted = each_area(|_| {
+        let outcome = each_area(|_| {
             count += 1;
             Continue(())
         });
         if self.is_tight() {
             return false;
         }
-        let kept = MAPPINGS_KEPT.min(self.mappings_max / 4);
+        let reserve = MAPPINGS_KEPT.min(self.mappings_max / 4);
         // Hiding a range makes at most two more, and so does showing it again.
-        let room = if counted.is_ok() { (self.mappings_max - kept - count) / 4 } else { PATIENCE };
+        let room =
+            if outcome.is_ok() { (self.mappings_max - reserve - count) / 4 } else { PATIENCE };
         self.may_hide.store(if room > 0 { room } else { -PATIENCE }, Relaxed);
         room > 0
     }
@@ -263,7 +265,9 @@ impl Protection {
         }
         // SAFETY: by the caller's promise `from` is readable for `len` bytes.
         let bytes = unsafe { core::slice::from_raw_parts(from, len) };
-        self.transfer(len, |fd, done| rustix::io::pwrite(fd, &bytes[done..], (to + done) as u64))
+        self.transfer(len, |fd, offset| {
+            rustix::io::pwrite(fd, &bytes[offset..], (to + offset) as u64)
+        })
     }
 
     /// Copies bytes of a range, with any protection, and returns their number.
@@ -277,8 +281,8 @@ impl Protection {
         }
         // SAFETY: by the caller's promise `to` is writable for `len` bytes, and has no other user.
         let bytes = unsafe { core::slice::from_raw_parts_mut(to, len) };
-        self.transfer(len, |fd, done| {
-            rustix::io::pread(fd, &mut bytes[done..], (from + done) as u64)
+        self.transfer(len, |fd, offset| {
+            rustix::io::pread(fd, &mut bytes[offset..], (from + offset) as u64)
         })
     }
 
@@ -288,25 +292,25 @@ impl Protection {
         mut some: impl FnMut(&OwnedFd, usize) -> Result<usize, Errno>,
     ) -> usize {
         let Some(fd) = self.file.get() else { return 0 };
-        let mut done = 0;
-        while done < len {
-            match some(fd, done) {
+        let mut done_bytes = 0;
+        while done_bytes < len {
+            match some(fd, done_bytes) {
                 Ok(0) => break,
-                Ok(more) => done += more,
+                Ok(more) => done_bytes += more,
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(_) => break,
             }
         }
-        done
+        done_bytes
     }
 }
 
 /// Returns whether hidden memory can be written through `/proc/self/mem`.
 fn forces(file: &OwnedFd) -> Result<bool, Errno> {
     let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
-    let hidden = zone.start()..zone.start() + PAGE_SIZE;
-    set_access(&hidden, libc::PROT_NONE)?;
-    Ok(rustix::io::pwrite(file, &[1], hidden.start as u64) == Ok(1))
+    let range = zone.start()..zone.start() + PAGE_SIZE;
+    set_access(&range, libc::PROT_NONE)?;
+    Ok(rustix::io::pwrite(file, &[1], range.start as u64) == Ok(1))
 }
 
 /// Copies bytes into pages of their own, and moves those, hidden, into a range.
@@ -387,21 +391,22 @@ impl ProtectionSpace {
     /// - The conditions of [`Protection::read`].
     unsafe fn read(&self, home: usize, to: *mut u8, len: usize) -> usize {
         let mut at = 0;
-        let mut stopped = false;
-        let told = self.pagemap.for_each_populated(home, home + len, |start, end| {
-            if stopped {
+        let mut has_stopped = false;
+        let outcome = self.pagemap.for_each_populated(home, home + len, |start, end| {
+            if has_stopped {
                 return;
             }
             let (start, end) = (start - home, end - home);
             // SAFETY: the bytes are inside `to`, by the caller's promise.
             unsafe { to.add(at).write_bytes(0, start - at) };
             // SAFETY: the bytes are inside `to`, by the caller's promise.
-            let read = unsafe { self.protection.read(home + start, to.add(start), end - start) };
-            at = start + read;
-            stopped = at < end;
+            let read_end =
+                unsafe { self.protection.read(home + start, to.add(start), end - start) };
+            at = start + read_end;
+            has_stopped = at < end;
         });
-        if told.is_err() || stopped {
-            return if told.is_err() { 0 } else { at & !(PAGE_SIZE - 1) };
+        if outcome.is_err() || has_stopped {
+            return if outcome.is_err() { 0 } else { at & !(PAGE_SIZE - 1) };
         }
         // SAFETY: the bytes are inside `to`, by the caller's promise.
         unsafe { to.add(at).write_bytes(0, len - at) };
@@ -418,8 +423,8 @@ impl ProtectionSpace {
             // SAFETY: the page is inside `to`, by the caller's promise.
             let before = unsafe { core::slice::from_raw_parts_mut(to.add(page - home), PAGE_SIZE) };
             // SAFETY: there is room for a page.
-            let read = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
-            if read < PAGE_SIZE || bytes == *before {
+            let outcome = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
+            if outcome < PAGE_SIZE || bytes == *before {
                 return;
             }
             if self.pagemap.is_private(page) {
@@ -448,17 +453,17 @@ impl ProtectionSpace {
             // could be freed just now, which is very unlikely.
             let lock = [page, PAGE_SIZE, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
             // SAFETY: mlock2 changes no byte.
-            let locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
+            let is_locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
             if !self.pagemap.is_populated(page) {
                 // SAFETY: no thread can have written there, so the page's bytes are those at
                 // `bytes`.
-                let put = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
-                assert_eq!(put, PAGE_SIZE, "memfold: A page cannot be put back");
+                let outcome = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
+                assert_eq!(outcome, PAGE_SIZE, "memfold: A page cannot be put back");
             }
             self.protection.show(&(page..page + PAGE_SIZE));
             // A write ends the effect of MADV_FREE.
             populates(page, true);
-            if locked {
+            if is_locked {
                 // SAFETY: munlock changes no byte. Memory that the program has locked isn't the
                 // engine's.
                 let _ = unsafe { system_call(libc::SYS_munlock, [page, PAGE_SIZE, 0, 0, 0, 0]) };
@@ -486,8 +491,8 @@ impl Space for ProtectionSpace {
         _wake: bool,
     ) -> Result<(), Partial> {
         // SAFETY: by the caller's promise `src` is readable, and the bytes at `dst` may be defined.
-        let done = unsafe { self.protection.write(dst, src, len) };
-        if done < len {
+        let outcome = unsafe { self.protection.write(dst, src, len) };
+        if outcome < len {
             // SAFETY: this call has made these pages.
             let _ = unsafe { madvise(dst as *mut _, len, Advice::LinuxDontNeed) };
             return Err(Partial { done: 0, errno: Errno::FAULT });
@@ -524,16 +529,23 @@ impl Space for ProtectionSpace {
             return 0;
         }
         // SAFETY: `to` has room, by the caller's promise.
-        let read = unsafe { self.read(home, to, len) };
+        let read_bytes = unsafe { self.read(home, to, len) };
         // SAFETY: the bytes are at `to`, so the pages are not needed unless they are written to.
-        let gone =
-            unsafe { drop_unused(&self.pagemap, home, read, || self.read_again(home, to, read)) };
-        if gone < read {
+        let dropped_bytes = unsafe {
+            drop_unused(&self.pagemap, home, read_bytes, || self.read_again(home, to, read_bytes))
+        };
+        if dropped_bytes < read_bytes {
             // SAFETY: the bytes of the range are at `to`.
-            unsafe { self.keep_rest(home + gone, to.add(gone), read - gone) };
+            unsafe {
+                self.keep_rest(
+                    home + dropped_bytes,
+                    to.add(dropped_bytes),
+                    read_bytes - dropped_bytes,
+                )
+            };
         }
-        self.protection.show(&(home + read..home + len));
-        gone
+        self.protection.show(&(home + read_bytes..home + len));
+        dropped_bytes
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {

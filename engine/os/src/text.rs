@@ -43,10 +43,10 @@ impl<const N: usize> TextBuffer<N> {
 
 impl<const N: usize> Write for TextBuffer<N> {
     fn write_str(&mut self, part: &str) -> Result {
-        let taken = &part.as_bytes()[..part.len().min(N - 1 - self.len)];
-        self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
-        self.len += taken.len();
-        self.is_cut |= taken.len() < part.len();
+        let prefix = &part.as_bytes()[..part.len().min(N - 1 - self.len)];
+        self.bytes[self.len..self.len + prefix.len()].copy_from_slice(prefix);
+        self.len += prefix.len();
+        self.is_cut |= prefix.len() < part.len();
         Ok(())
     }
 }

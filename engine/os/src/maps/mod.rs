@@ -119,9 +119,9 @@ impl Vma {
     /// `mmap`). `[vdso]`, `[vvar]` and similar areas belong to the kernel, and are not.
     pub fn is_private_anonymous(&self) -> bool {
         let name = self.name();
-        let plain =
+        let is_plain =
             name.is_empty() || name == b"[heap]" || self.is_stack() || name.starts_with(b"[anon:");
-        self.private && self.inode == 0 && plain
+        self.private && self.inode == 0 && is_plain
     }
 
     /// Returns its access, as the flags of mprotect.
@@ -245,14 +245,14 @@ pub fn free_near(len: usize, code: &Range<usize>, reach: usize) -> Option<usize>
 /// Returns the bounds, in bytes, of the private anonymous mapping that holds `addr`; `None` if
 /// there is none, or if the map can't be read.
 pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
-    let mut found = None;
+    let mut area_at = None;
     let _ = each_area(|area| {
         if area.start <= addr && addr < area.end && area.is_private_anonymous() {
-            found = Some((area.start, area.end));
+            area_at = Some((area.start, area.end));
         }
         ControlFlow::Continue(())
     });
-    found
+    area_at
 }
 
 /// Calls `each` with every area and its details in ascending order, until it breaks. The kernel
@@ -335,11 +335,11 @@ fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> 
     let mut buffer = [0u8; BUFFER_BYTES];
     let (mut len, mut cut_off) = (0, false);
     loop {
-        let read = match rustix::io::read(file, &mut buffer[len..]) {
+        let count = match rustix::io::read(file, &mut buffer[len..]) {
             Err(Errno::INTR) => continue,
             result => result?,
         };
-        len += read;
+        len += count;
         let mut at = 0;
         while let Some(end) = buffer[at..len].iter().position(|&b| b == b'\n') {
             // The rest of a line that was cut off is no line.
@@ -348,7 +348,7 @@ fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> 
             }
             at += end + 1;
         }
-        if read == 0 {
+        if count == 0 {
             return Ok(());
         }
         buffer.copy_within(at..len, 0);

@@ -42,9 +42,9 @@ impl<T> Secret<T> {
             ]);
         }
         let secret = Secret { zone, of: PhantomData };
-        let made = fill(secret.zone.as_ptr().cast(), make);
+        let outcome = fill(secret.zone.as_ptr().cast(), make);
         wipe_stack();
-        made.map(|()| secret)
+        outcome.map(|()| secret)
     }
 }
 
@@ -68,9 +68,9 @@ impl<T> Secret<T> {
 /// Makes the value in a frame of its own, which ends before the stack below its caller's is wiped.
 #[inline(never)]
 fn fill<T>(to: *mut T, make: impl FnOnce() -> Result<T, Errno>) -> Result<(), Errno> {
-    let made = make()?;
+    let value = make()?;
     // SAFETY: `Secret::new` has reserved enough for one value, aligned, that no other thread uses.
-    unsafe { to.write(made) };
+    unsafe { to.write(value) };
     Ok(())
 }
 

@@ -340,9 +340,9 @@ impl Zone {
             return;
         }
         // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
-        let done =
+        let outcome =
             unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
-        done.expect("memfold: Releasing the engine's own pages failed");
+        outcome.expect("memfold: Releasing the engine's own pages failed");
     }
 }
 

@@ -218,9 +218,9 @@ impl Condvar {
 
     /// Waits like [`Condvar::wait`], but sleeps for at most about `ns` nanoseconds.
     pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, ns: u64) -> MutexGuard<'a, T> {
-        self.wait_by(guard, |word, seen| {
+        self.wait_by(guard, |word, sequence| {
             // ETIMEDOUT means: look again, too.
-            let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timespec(ns)));
+            let _ = futex::wait(word, futex::Flags::PRIVATE, sequence, Some(&timespec(ns)));
         })
     }
 
@@ -231,9 +231,9 @@ impl Condvar {
     ) -> MutexGuard<'a, T> {
         let lock = guard.lock;
         self.waiters.fetch_add(1, SeqCst);
-        let seen = self.sequence.load(SeqCst);
+        let sequence = self.sequence.load(SeqCst);
         drop(guard);
-        sleep(&self.sequence, seen);
+        sleep(&self.sequence, sequence);
         self.waiters.fetch_sub(1, SeqCst);
         lock.lock()
     }
@@ -357,14 +357,14 @@ impl<T> RwLock<T> {
             } else if s & WRITER_WAITS != 0
                 || self.state.compare_exchange_weak(s, s | WRITER_WAITS, Relaxed, Relaxed).is_ok()
             {
-                let left = left();
-                if left == Some(0) {
+                let time_left = left();
+                if time_left == Some(0) {
                     // All waiters look again, and another writer sets the mark anew.
                     self.state.fetch_and(!WRITER_WAITS, Relaxed);
                     wake(&self.state, i32::MAX as u32);
                     return None;
                 }
-                let time = left.map(timespec);
+                let time = time_left.map(timespec);
                 let _ = futex::wait(
                     &self.state,
                     futex::Flags::PRIVATE,

@@ -103,8 +103,8 @@ impl ThreadRights {
         call(libc::SYS_setresuid, three(users))?;
         keep(0);
         // A change of user may have dropped them all the same.
-        let left = ThreadIdentity::own()?.permitted & permitted;
-        let (low, high) = (left as u32, (left >> 32) as u32);
+        let capabilities = ThreadIdentity::own()?.permitted & permitted;
+        let (low, high) = (capabilities as u32, (capabilities >> 32) as u32);
         let (head, words) = ([VERSION, 0u32], [low, low, 0, high, high, 0]);
         call(libc::SYS_capset, [&raw const head as usize, &raw const words as usize, 0])
     }

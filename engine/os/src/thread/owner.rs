@@ -90,13 +90,13 @@ impl RobustOwner {
         will.entry.store(head as u64, Relaxed);
         // SAFETY: the list has the kernel's layout. By the caller's promise it stays as long as the
         // thread lives.
-        let done = unsafe {
+        let result = unsafe {
             system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0])
         };
-        if done.is_err() {
+        if result.is_err() {
             self.0.store(before, Relaxed);
         }
-        done.map(|_| true)
+        result.map(|_| true)
     }
 
     /// Releases it, before the calling thread ends, which has claimed it.

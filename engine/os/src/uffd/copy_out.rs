@@ -31,32 +31,36 @@ pub unsafe fn take(
 ) -> usize {
     // The kernel would not free a page that a fork shares.
     let len = pagemap.map_or(len, |pagemap| pagemap.unshared_bytes(home, len));
-    let protected = protect(uffd, home, len);
+    let protected_bytes = protect(uffd, home, len);
     let is_there = |page: usize| pagemap.is_none_or(|pagemap| pagemap.is_populated(page));
-    let mut read = 0;
-    while read < protected {
+    let mut read_bytes = 0;
+    while read_bytes < protected_bytes {
         // SAFETY: `to` has room for so many more bytes.
-        let more = unsafe { read_if_there(home + read, to.add(read), protected - read) };
-        read += more.unwrap_or(0) & !(PAGE_SIZE - 1);
-        if read == protected || is_there(home + read) {
+        let more = unsafe {
+            read_if_there(home + read_bytes, to.add(read_bytes), protected_bytes - read_bytes)
+        };
+        read_bytes += more.unwrap_or(0) & !(PAGE_SIZE - 1);
+        if read_bytes == protected_bytes || is_there(home + read_bytes) {
             break;
         }
         // SAFETY: `to` has room for the page.
-        unsafe { to.add(read).write_bytes(0, PAGE_SIZE) };
-        read += PAGE_SIZE;
+        unsafe { to.add(read_bytes).write_bytes(0, PAGE_SIZE) };
+        read_bytes += PAGE_SIZE;
     }
-    let gone = match pagemap {
+    let dropped_bytes = match pagemap {
         // SAFETY: the bytes are at `to`, which has room for so many.
-        Some(pagemap) => unsafe { drop_unused(pagemap, home, read, || read_again(home, to, read)) },
+        Some(pagemap) => unsafe {
+            drop_unused(pagemap, home, read_bytes, || read_again(home, to, read_bytes))
+        },
         // Without the page map it is unknown which pages remain.
         // SAFETY: the bytes are at `to`.
-        None => unsafe { advise(home, read, libc::MADV_DONTNEED) }.map_or(0, |()| read),
+        None => unsafe { advise(home, read_bytes, libc::MADV_DONTNEED) }.map_or(0, |()| read_bytes),
     };
-    for at in (gone..protected).step_by(PAGE_SIZE) {
+    for at in (dropped_bytes..protected_bytes).step_by(PAGE_SIZE) {
         // SAFETY: its bytes are at `to`, if it may have been freed.
-        unsafe { put_back(uffd, home + at, (at < read).then_some(to.add(at))) };
+        unsafe { put_back(uffd, home + at, (at < read_bytes).then_some(to.add(at))) };
     }
-    gone
+    dropped_bytes
 }
 
 /// Reads the present pages of a range.
@@ -111,10 +115,11 @@ pub(crate) unsafe fn drop_unused(
     if unsafe { advise(start, len, libc::MADV_PAGEOUT) }.is_err() {
         return 0;
     }
-    let mut gone = len;
-    let told =
-        pagemap.for_each_populated(start, start + len, |page, _| gone = gone.min(page - start));
-    told.map_or(0, |()| gone)
+    let mut first_missing = len;
+    let outcome = pagemap.for_each_populated(start, start + len, |page, _| {
+        first_missing = first_missing.min(page - start)
+    });
+    outcome.map_or(0, |()| first_missing)
 }
 
 /// Ends the protection of a page that stays. `bytes` are its contents, if MADV_FREE may have been
