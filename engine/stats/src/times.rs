@@ -97,10 +97,10 @@ impl TimeCounts {
     /// Returns the counts since an earlier moment, at which they were `before`. Counts that are less
     /// than before began anew at zero.
     pub fn since(&self, before: &TimeCounts) -> TimeCounts {
-        let grown = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let growth = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         TimeCounts {
-            buckets: core::array::from_fn(|n| grown(self.buckets[n], before.buckets[n])),
-            total_ns: grown(self.total_ns, before.total_ns),
+            buckets: core::array::from_fn(|n| growth(self.buckets[n], before.buckets[n])),
+            total_ns: growth(self.total_ns, before.total_ns),
         }
     }
 
