@@ -145,7 +145,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
     }
     let text = error.render().to_string();
-    let said = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-    eprintln!("memfold: {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
+    let reason = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+    eprintln!("memfold: {}", reason.split_whitespace().collect::<Vec<_>>().join(" "));
     ExitCode::from(USAGE)
 }

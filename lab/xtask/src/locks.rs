@@ -71,7 +71,7 @@ fn locks_of(source: &Source) -> Vec<(usize, String)> {
         return Vec::new();
     }
     let code = &source.code;
-    let mut found: Vec<(usize, String)> = Vec::new();
+    let mut places: Vec<(usize, String)> = Vec::new();
     for offset in LOCKS.iter().flat_map(|lock| scan::words(code, lock)) {
         let start = code[..offset].rfind('\n').map_or(0, |at| at + 1);
         let before = code[start..offset].trim_start();
@@ -81,9 +81,9 @@ fn locks_of(source: &Source) -> Vec<(usize, String)> {
         if !is_type || source.in_test(offset) {
             continue;
         }
-        found.extend(declared(before).map(|name| (offset, name.to_owned())));
+        places.extend(declared(before).map(|name| (offset, name.to_owned())));
     }
-    found
+    places
 }
 
 /// Returns the name that a line declares, whose text before its type is `before`: a static, a field,

@@ -148,7 +148,7 @@ impl App {
     /// less data. Fails if the program is not installed, and the error names what is missing.
     pub fn work(self, directory: &Path, quick: bool) -> anyhow::Result<Work> {
         let pick = |normal: usize, short: usize| if quick { short } else { normal };
-        let grouped = |count: usize| {
+        let job = |count: usize| {
             Ok(Work::Job(vec![python("sys")?, "-c".into(), PYTHON.into(), count.to_string()]))
         };
         match self {
@@ -179,7 +179,7 @@ impl App {
                     .into(),
                 ))
             }
-            App::Python => grouped(pick(1_500_000, 300_000)),
+            App::Python => job(pick(1_500_000, 300_000)),
             App::Php => {
                 let rows = pick(200_000, 50_000).to_string();
                 Ok(Work::Job(vec![find("php", "php-cli")?, "-r".into(), PHP.into(), rows]))
@@ -195,7 +195,7 @@ impl App {
                 let script = script.to_str().context("a path that is not text")?.to_string();
                 Ok(Work::Job(vec![find("luajit", "luajit")?, script, tables]))
             }
-            App::Idle => grouped(pick(3_000_000, 1_000_000)),
+            App::Idle => job(pick(3_000_000, 1_000_000)),
         }
     }
 }

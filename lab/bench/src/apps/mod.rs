@@ -108,8 +108,8 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
         guard::close_journal();
     }
     outcome?;
-    let failed = report.found.measured.iter().any(|row| row.failed);
-    report.finish(&args.output, "apps", ("", &report.found.text()), failed)
+    let has_failed = report.found.measured.iter().any(|row| row.failed);
+    report.finish(&args.output, "apps", ("", &report.found.text()), has_failed)
 }
 
 const WRONG: &str = "PRINTED SOMETHING ELSE";
@@ -175,14 +175,14 @@ impl Report<Found> {
         quick: bool,
         no_kernel: &Option<String>,
     ) -> anyhow::Result<()> {
-        let plain = run_with(Peer::Plain, work, 0, 0)
+        let plain_result = run_with(Peer::Plain, work, 0, 0)
             .with_context(|| format!("{} without a limit", case.name))?;
-        let (output, data_bytes) = (plain.output, plain.peak_bytes);
+        let (output, data_bytes) = (plain_result.output, plain_result.peak_bytes);
         let part = (data_bytes / PART).max(LIMIT_MIN_BYTES);
         let limit_bytes = case.resident_bytes.unwrap_or(part);
-        let mut alone = Runs::default();
-        alone.add(Ok(plain), output);
-        self.note(case, Peer::Plain, data_bytes, &alone);
+        let mut baseline = Runs::default();
+        baseline.add(Ok(plain_result), output);
+        self.note(case, Peer::Plain, data_bytes, &baseline);
         let mut flags = vec!["--resident".to_string(), limit_bytes.to_string()];
         flags.extend(case.flags.iter().map(|flag| flag.to_string()));
         let mut peers = vec![Peer::Memfold(&flags)];

@@ -91,9 +91,9 @@ pub fn run_with(
     data_bytes: u64,
 ) -> anyhow::Result<Done> {
     let Peer::Zram(folio) = peer else { return run(peer, work, |_| Ok(())) };
-    let done = run_on_zram(folio, work, limit_bytes, data_bytes);
+    let outcome = run_on_zram(folio, work, limit_bytes, data_bytes);
     guard::restore();
-    done
+    outcome
 }
 
 fn run_on_zram(
@@ -111,12 +111,12 @@ fn run_on_zram(
     let cgroup =
         guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
     let _current = cgroup.keep_current();
-    let done = run(Peer::Zram(folio), work, |pid| guard::change(|_| cgroup.add(pid)));
-    match done {
+    let outcome = run(Peer::Zram(folio), work, |pid| guard::change(|_| cgroup.add(pid)));
+    match outcome {
         Err(error) if cgroup.oom_kills() > 0 => {
             bail!("out of memory in its cgroup, killed by the kernel ({error:#})")
         }
-        done => done,
+        outcome => outcome,
     }
 }
 
@@ -142,7 +142,7 @@ fn run(
         let _ = fs::remove_file(&server.socket);
     }
     let mut child = guard::spawn(&mut waiting(peer, program)?).context("starting /bin/sh")?;
-    let done = before(child.id() as i32).and_then(|()| {
+    let outcome = before(child.id() as i32).and_then(|()| {
         let pipes = Pipes::of(&mut child)?;
         match work {
             Work::Job(_) => follow(&mut child, pipes),
@@ -150,7 +150,7 @@ fn run(
         }
     });
     guard::end_child(child)?;
-    done
+    outcome
 }
 
 /// Both outputs of a child, read by threads.
@@ -251,21 +251,21 @@ pub fn client(program: &[&str]) -> anyhow::Result<String> {
     command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =
         guard::spawn(&mut command).with_context(|| format!("starting {}", program[0]))?;
-    let done = finish(&mut child).with_context(|| program[0].to_string());
+    let outcome = finish(&mut child).with_context(|| program[0].to_string());
     guard::end_child(child)?;
-    done
+    outcome
 }
 
 fn finish(child: &mut Child) -> anyhow::Result<String> {
     let (mut output, mut errors) =
         (child.stdout.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
-    let read = |pipe: &mut dyn Read| {
+    let read_pipe = |pipe: &mut dyn Read| {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    let complaints = std::thread::spawn(move || read(&mut errors));
-    let text = std::thread::spawn(move || read(&mut output));
+    let complaints = std::thread::spawn(move || read_pipe(&mut errors));
+    let text = std::thread::spawn(move || read_pipe(&mut output));
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait()? {

@@ -110,10 +110,10 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         pipeline(socket, keys, b"+OK\r\n", |i, out| set("key", i, out))?;
         pipeline(socket, 1000, b"+OK\r\n", |i, out| set("check", i, out))?;
         let bench = |test: &str| -> anyhow::Result<f64> {
-            let told = client(&[
+            let answer = client(&[
                 &bench, "-s", &path, "-t", test, "-r", &range, "-n", &range, "-d", "1000", "--csv",
             ])?;
-            csv_figure(&told, test).with_context(|| format!("redis-benchmark said {told:?}"))
+            csv_figure(&answer, test).with_context(|| format!("redis-benchmark said {answer:?}"))
         };
         let (set, get) = (bench("set")?, bench("get")?);
         let mut stream = connect(socket)?;
@@ -142,9 +142,9 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
 /// Makes redis write a snapshot in a forked child, and returns the time in seconds.
 fn snapshot(stream: &mut std::os::unix::net::UnixStream) -> anyhow::Result<f64> {
     let start = Instant::now();
-    let told = ask(stream, b"BGSAVE\r\n", 2, b"\r\n")?;
-    if !told.starts_with(b"+Background saving started") {
-        bail!("redis does not save: {}", String::from_utf8_lossy(&told));
+    let answer = ask(stream, b"BGSAVE\r\n", 2, b"\r\n")?;
+    if !answer.starts_with(b"+Background saving started") {
+        bail!("redis does not save: {}", String::from_utf8_lossy(&answer));
     }
     loop {
         let about = ask(stream, b"INFO persistence\r\n", 4, b"\r\n\r\n")?;
@@ -222,15 +222,17 @@ pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work
         fill(&["prepare"])?;
         Ok(Load { figures: Vec::new(), answers: String::new() })
     };
-    let once = Server { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
+    let server =
+        Server { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
     let _: Done =
-        run_with(Peer::Plain, &Work::Server(once), 0, 0).context("making the database")?;
+        run_with(Peer::Plain, &Work::Server(server), 0, 0).context("making the database")?;
     let load = move |_: &Path| {
         let check = "checksum table sbtest.sbtest1; select count(*), sum(k) from sbtest.sbtest1 force index(k_1)";
         let before = query(check)?;
-        let told =
+        let answer =
             sysbench(&["--threads=4", "--percentile=99", &format!("--time={seconds}"), "run"])?;
-        let figures = sysbench_figures(&told).with_context(|| format!("sysbench said {told:?}"))?;
+        let figures =
+            sysbench_figures(&answer).with_context(|| format!("sysbench said {answer:?}"))?;
         if query(check)? != before {
             bail!("the table is not what it was");
         }

@@ -44,8 +44,8 @@ pub fn brief(
     guard::install()?;
     let path = args.corpus.find()?;
     let corpus = CorpusFile::open(&path)?;
-    let found = measure(&corpus, &path, args.quick)?;
-    let mut report = Report::new(BTreeMap::from([(found.name, found.raw)]));
-    report.rows = found.rows;
+    let findings = measure(&corpus, &path, args.quick)?;
+    let mut report = Report::new(BTreeMap::from([(findings.name, findings.raw)]));
+    report.rows = findings.rows;
     report.finish(&args.output, name, ("", &format!("corpus: {}\n", path.display())), false)
 }

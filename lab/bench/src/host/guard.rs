@@ -166,20 +166,20 @@ fn wait_for_signal(set: &libc::sigset_t) {
     while unsafe { libc::sigwait(set, &mut signal) } != 0 {}
     let mut state = state();
     state.children.iter().for_each(|&child| kill_group(child));
-    let changed = state.journal.is_some();
+    let has_changes = state.journal.is_some();
     let problems = state.journal.take().map_or(Vec::new(), Journal::close);
     tell(&problems);
     if let Some(scratch) = state.scratch.take() {
         // Killed processes may still be closing files.
-        let gone = (0..100).any(|_| {
+        let is_removed = (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             std::fs::remove_dir_all(&scratch).is_ok()
         });
-        if !gone {
+        if !is_removed {
             tell(&[format!("{} is still there", scratch.display())]);
         }
     }
-    if changed && problems.is_empty() {
+    if has_changes && problems.is_empty() {
         eprintln!("memfold bench: interrupted; all kernel settings are restored");
     }
     // The lock is kept, so that no other thread can change anything before the end.

@@ -240,19 +240,19 @@ impl<'t> Memory<'t> {
         self.counts.misses += 1;
         self.make_room(candidate);
         self.map(candidate, page, plan.protected, Arrival::Load);
-        for beside in plan.ahead.filter(|beside| *beside != page) {
-            if self.place(beside) != Place::Stored {
+        for neighbour in plan.ahead.filter(|neighbour| *neighbour != page) {
+            if self.place(neighbour) != Place::Stored {
                 continue;
             }
             self.make_room(candidate);
             self.counts.ahead += 1;
-            self.records[beside as usize].ahead = true;
-            let protected = match plan.protects_ahead {
+            self.records[neighbour as usize].ahead = true;
+            let is_protected = match plan.protects_ahead {
                 Protection::All => true,
                 Protection::None => false,
-                Protection::LeftClean => !self.left_dirty(beside),
+                Protection::LeftClean => !self.left_dirty(neighbour),
             };
-            self.map(candidate, beside, protected, plan.arrival_ahead);
+            self.map(candidate, neighbour, is_protected, plan.arrival_ahead);
         }
     }
 
@@ -280,7 +280,7 @@ impl<'t> Memory<'t> {
     }
 
     fn evict(&mut self, candidate: &mut dyn Candidate, batches: Batches) {
-        let (mut moved, mut dropped) = (0, 0);
+        let (mut moves, mut drops) = (0, 0);
         while self.mapped > 0 {
             let page = candidate.victim(self);
             let record = &mut self.records[page as usize];
@@ -292,14 +292,14 @@ impl<'t> Memory<'t> {
                 record.place = Place::Stored;
                 self.counts.dropped += 1;
                 self.evicted += 1;
-                dropped += 1;
+                drops += 1;
             } else {
                 record.place = Place::Cached;
                 self.list(page, LruList::Cooling);
                 self.evicted += 1;
-                moved += 1;
+                moves += 1;
             }
-            if eviction::is_enough(moved, dropped, dropped as u64 >= batches.dropped) {
+            if eviction::is_enough(moves, drops, drops as u64 >= batches.dropped) {
                 break;
             }
         }

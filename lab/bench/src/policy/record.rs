@@ -55,7 +55,7 @@ pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
         .status()
         .context("starting qemu-x86_64")?;
     ensure!(maps.is_file(), "the program ended without a trace: {status}");
-    let excluded = excluded(&fs::read_to_string(&maps)?);
+    let ranges = excluded(&fs::read_to_string(&maps)?);
     let touches = fs::read(&touches)?;
     let words = touches.chunks_exact(8).map(|word| {
         let word = u64::from_le_bytes(word.try_into().expect("chunks of 8 bytes"));
@@ -65,22 +65,22 @@ pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
         .clone()
         .next()
         .map(|(page, _)| page)
-        .and_then(|page| excluded.all.iter().find(|range| range.contains(&page)).cloned());
+        .and_then(|page| ranges.all.iter().find(|range| range.contains(&page)).cloned());
     let is_counted =
-        |page: u64| !excluded.constant.iter().chain(&stack).any(|range| range.contains(&page));
-    let counted: Vec<(u64, bool)> = words.filter(|(page, _)| is_counted(*page)).collect();
-    let kept = keep(&counted, args.references);
-    let trace = Trace::new(&kept);
-    let packed = trace.pack()?;
-    fs::write(&args.file, &packed).with_context(|| format!("writing {}", args.file.display()))?;
+        |page: u64| !ranges.constant.iter().chain(&stack).any(|range| range.contains(&page));
+    let references: Vec<(u64, bool)> = words.filter(|(page, _)| is_counted(*page)).collect();
+    let sample = keep(&references, args.references);
+    let trace = Trace::new(&sample);
+    let bytes = trace.pack()?;
+    fs::write(&args.file, &bytes).with_context(|| format!("writing {}", args.file.display()))?;
     println!(
         "{}: {} pages ({} MiB), {} of {} touches, {} KiB",
         args.file.display(),
         trace.pages(),
         (trace.pages() as u64 * PAGE_BYTES) >> 20,
         trace.references.len(),
-        counted.len(),
-        packed.len() >> 10
+        references.len(),
+        bytes.len() >> 10
     );
     Ok(())
 }
@@ -148,14 +148,14 @@ fn keep(touches: &[(u64, bool)], most: usize) -> Vec<(u64, bool)> {
         return touches.to_vec();
     }
     let all = touches.iter().map(|(page, _)| *page).collect::<HashSet<u64>>().len();
-    let mut seen = HashSet::new();
+    let mut pages = HashSet::new();
     let mut fill = Vec::new();
     for (n, &(page, _)) in touches.iter().enumerate() {
-        if seen.len() * 10 >= all * 9 || n + most >= touches.len() {
+        if pages.len() * 10 >= all * 9 || n + most >= touches.len() {
             fill.extend_from_slice(&touches[n..n + most]);
             break;
         }
-        if seen.insert(page) {
+        if pages.insert(page) {
             fill.push((page, true));
         }
     }

@@ -64,15 +64,15 @@ pub struct Row {
 /// Replays traces, and prints the tables. With `--check`, fails if the engine's own policy is worse
 /// than expected.
 pub fn replay(args: &ReplayArgs) -> anyhow::Result<i32> {
-    let unknown = args.policy.iter().find(|name| !ALL.iter().any(|named| named.name == **name));
+    let unknown = args.policy.iter().find(|name| !ALL.iter().any(|policy| policy.name == **name));
     if let Some(name) = unknown {
-        let names = ALL.map(|named| named.name).join(", ");
+        let names = ALL.map(|policy| policy.name).join(", ");
         return Err(Refusal::Usage(format!("--policy {name}: choose of {names}")).into());
     }
     let is_chosen = |named: &&Named| {
         args.policy.is_empty() || named.name == OWN || args.policy.iter().any(|n| n == named.name)
     };
-    let chosen: Vec<&Named> = ALL.iter().filter(is_chosen).collect();
+    let policies: Vec<&Named> = ALL.iter().filter(is_chosen).collect();
     let files = if args.files.is_empty() { stored()? } else { args.files.clone() };
     let costs = if args.busy { COSTS_BUSY } else { COSTS };
     let mut rows = Vec::new();
@@ -80,14 +80,14 @@ pub fn replay(args: &ReplayArgs) -> anyhow::Result<i32> {
         let (name, trace) = (name_of(file), Trace::read(file)?);
         let first = rows.len();
         for at in &args.at {
-            rows.extend(compare(&name, &trace, *at, &chosen, &costs));
+            rows.extend(compare(&name, &trace, *at, &policies, &costs));
         }
         if !args.brief {
             println!("{name}: {} pages, {} touches", trace.pages(), trace.references.len());
             println!("{}", layout(&table(&rows[first..])));
         }
     }
-    println!("{}", layout(&summary(&rows, &chosen, &args.at)));
+    println!("{}", layout(&summary(&rows, &policies, &args.at)));
     if args.expect {
         let path = expected_path();
         std::fs::write(&path, expected(&rows))
@@ -109,10 +109,10 @@ pub fn compare(
     let capacity = trace.pages() as u64 * at as u64 / 100;
     let mut rows: Vec<Row> = policies
         .iter()
-        .map(|named| {
-            let counts = memory::replay(trace, capacity, &mut *(named.make)(trace));
+        .map(|policy| {
+            let counts = memory::replay(trace, capacity, &mut *(policy.make)(trace));
             let seconds = counts.seconds(costs);
-            Row { trace: name.into(), at, policy: named.name, counts, seconds, relative: 1.0 }
+            Row { trace: name.into(), at, policy: policy.name, counts, seconds, relative: 1.0 }
         })
         .collect();
     if let Some(own) = rows.iter().find(|row| row.policy == OWN).map(|row| row.seconds) {
@@ -170,13 +170,13 @@ fn summary(rows: &[Row], policies: &[&Named], shares: &[u32]) -> Vec<Vec<String>
     heading.extend(shares.iter().map(|at| format!("{at}%")));
     heading.extend(["best", "worst"].map(String::from));
     heading.extend(shares.iter().map(|at| format!("misses {at}%")));
-    let lines = policies.iter().map(|named| {
+    let lines = policies.iter().map(|policy| {
         let of = |at: Option<u32>| {
             rows.iter()
-                .filter(move |row| row.policy == named.name && at.is_none_or(|at| row.at == at))
+                .filter(move |row| row.policy == policy.name && at.is_none_or(|at| row.at == at))
         };
         let mean = |at: u32| geometric_mean(of(Some(at)).map(|row| row.relative));
-        let mut line = vec![named.name.to_string()];
+        let mut line = vec![policy.name.to_string()];
         line.extend(shares.iter().map(|at| format!("{:.2}", mean(*at))));
         let text = |row: Option<&Row>| {
             row.map_or_else(String::new, |row| {

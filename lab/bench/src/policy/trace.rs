@@ -61,29 +61,29 @@ impl Trace {
 
     /// Packs the trace.
     pub fn pack(&self) -> anyhow::Result<Vec<u8>> {
-        let mut plain = Vec::new();
-        push(&mut plain, self.addresses.len() as u64);
+        let mut bytes = Vec::new();
+        push(&mut bytes, self.addresses.len() as u64);
         let mut before = 0;
         for address in &self.addresses {
-            push(&mut plain, address - before);
+            push(&mut bytes, address - before);
             before = *address;
         }
-        push(&mut plain, self.references.len() as u64);
+        push(&mut bytes, self.references.len() as u64);
         let mut before = 0i64;
         for Reference { page, write } in &self.references {
             let distance = *page as i64 - before;
             push(
-                &mut plain,
+                &mut bytes,
                 (distance.unsigned_abs() << 2) | ((distance < 0) as u64 * 2) | *write as u64,
             );
             before = *page as i64;
         }
-        let mut packed = MAGIC.to_vec();
-        packed.resize(MAGIC.len() + zstd_safe::compress_bound(plain.len()), 0);
-        let len = zstd_safe::compress(&mut packed[MAGIC.len()..], &plain, LEVEL)
+        let mut frame = MAGIC.to_vec();
+        frame.resize(MAGIC.len() + zstd_safe::compress_bound(bytes.len()), 0);
+        let len = zstd_safe::compress(&mut frame[MAGIC.len()..], &bytes, LEVEL)
             .map_err(|code| anyhow::anyhow!(zstd_safe::get_error_name(code)))?;
-        packed.truncate(MAGIC.len() + len);
-        Ok(packed)
+        frame.truncate(MAGIC.len() + len);
+        Ok(frame)
     }
 
     /// Unpacks what [`Trace::pack`] returned.
@@ -96,10 +96,10 @@ impl Trace {
         if len == 0 || len > UNPACKED_MOST {
             bail!("a damaged page trace");
         }
-        let mut plain = vec![0; len];
-        let len = zstd_safe::decompress(plain.as_mut_slice(), frame)
+        let mut bytes = vec![0; len];
+        let len = zstd_safe::decompress(bytes.as_mut_slice(), frame)
             .map_err(|code| anyhow::anyhow!(zstd_safe::get_error_name(code)))?;
-        let mut rest = &plain[..len];
+        let mut rest = &bytes[..len];
         let (mut addresses, mut address) = (Vec::new(), 0u64);
         for n in 0..pull(&mut rest)? {
             let distance = pull(&mut rest)?;
@@ -127,8 +127,9 @@ impl Trace {
     /// # Errors
     /// A refusal that names the file.
     pub fn read(path: &Path) -> anyhow::Result<Trace> {
-        let read = std::fs::read(path).map_err(anyhow::Error::from);
-        read.and_then(|packed| Trace::unpack(&packed))
+        let bytes = std::fs::read(path).map_err(anyhow::Error::from);
+        bytes
+            .and_then(|bytes| Trace::unpack(&bytes))
             .map_err(|error| Refusal::Corpus(format!("{}: {error}", path.display())).into())
     }
 }

@@ -79,12 +79,12 @@ impl Fact {
             .trim_start_matches(['<', '>', '=', ' '])
             .trim_end_matches('x')
             .parse::<f64>();
-        let reached = match (bound, self.target.get(..2)) {
+        let is_reached = match (bound, self.target.get(..2)) {
             (Ok(most), Some("<=")) => spread.median <= most,
             (Ok(least), Some(">=")) => spread.median >= least,
             _ => return Some(last),
         };
-        Some(match reached {
+        Some(match is_reached {
             true => Verdict::Pass,
             false
                 if self
@@ -253,24 +253,24 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
     };
     let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
     let start = Instant::now();
-    let mut asked = false;
+    let mut has_asked = false;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         let over = start.elapsed().saturating_sub(Duration::from_secs(step.seconds_max));
-        if !over.is_zero() && !asked {
+        if !over.is_zero() && !has_asked {
             // SAFETY: signals our own child, which has not been waited for. SIGTERM makes the child
             // restore its changes.
             unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-            asked = true;
+            has_asked = true;
         }
         if over > Duration::from_secs(60) {
             child.kill()?;
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    if asked {
+    if has_asked {
         bail!("stopped after {} s", step.seconds_max);
     }
     match status.code() {

@@ -94,11 +94,11 @@ fn requirements(evidence: &Evidence) -> Markup {
 }
 
 fn facts(evidence: &Evidence, judged: bool) -> Markup {
-    let chosen = |fact: &&Fact| fact.verdict().is_some() == judged;
+    let is_chosen = |fact: &&Fact| fact.verdict().is_some() == judged;
     html! {
         div.wide { table {
             thead { tr { th { "bench" } th { "figure of" } th { "figure" } th { "target" } th { "verdict" } th { "from" } } }
-            tbody { @for fact in evidence.gathered.facts.iter().filter(chosen) {
+            tbody { @for fact in evidence.gathered.facts.iter().filter(is_chosen) {
                 @let verdict = fact.verdict().map_or("", Verdict::name);
                 tr {
                     td { (fact.bench) }

@@ -113,9 +113,17 @@ fn read(path: &Path) -> anyhow::Result<Evidence> {
             path.display()
         ))
     })?;
-    let Earlier { machine, commit, command, seconds, gathered } = earlier;
-    let states = states(&gathered);
-    Ok(Evidence { machine, commit, command, seconds, gathered, states, against: Vec::new() })
+    let Earlier { machine, commit, command, seconds, gathered: results } = earlier;
+    let states = states(&results);
+    Ok(Evidence {
+        machine,
+        commit,
+        command,
+        seconds,
+        gathered: results,
+        states,
+        against: Vec::new(),
+    })
 }
 
 fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
@@ -140,17 +148,17 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
             .expect("a valid template"),
     );
     bar.enable_steady_tick(Duration::from_millis(500));
-    let mut gathered = Gathered::default();
+    let mut results = Gathered::default();
     // Steps that change the kernel until the next boot run last, and once.
     let last: Vec<Step> =
         steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
-    gathered.run(this, &steps, rounds, |step, number| {
+    results.run(this, &steps, rounds, |step, number| {
         bar.set_position(number as u64);
         bar.set_message(format!("bench {}", step.bench));
     })?;
-    gathered.run(this, &last, 1, |_, _| bar.set_message("zswap"))?;
+    results.run(this, &last, 1, |_, _| bar.set_message("zswap"))?;
     bar.finish_and_clear();
-    Ok(gathered)
+    Ok(results)
 }
 
 /// Returns all benchmarks, in the order of a round. Full: two rounds in about 30 minutes. Quick:

@@ -35,29 +35,29 @@ pub fn states(gathered: &Gathered) -> Vec<State> {
 fn state(requirement: &Requirement, gathered: &Gathered) -> State {
     let (mut tests, mut figures, mut facts, mut unmeasured) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for shown in requirement.shown {
-        match shown {
+    for evidence in requirement.shown {
+        match evidence {
             Shown::Test(_, name) => tests.push(*name),
             Shown::Figures(bench, label) => {
                 let matches = |fact: &&Fact| fact.bench == *bench && fact.label.starts_with(label);
-                let found: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
+                let matching_facts: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
                 // Figures with a verdict come first.
                 let mut first: Vec<&&Fact> =
-                    found.iter().filter(|fact| fact.verdict().is_some()).collect();
-                first.extend(found.iter().filter(|fact| fact.verdict().is_none()));
+                    matching_facts.iter().filter(|fact| fact.verdict().is_some()).collect();
+                first.extend(matching_facts.iter().filter(|fact| fact.verdict().is_none()));
                 figures.extend(first.iter().take(FIGURES_MAX).map(|fact| in_words(fact)));
                 if first.len() > FIGURES_MAX {
                     figures.push(format!("{} more of bench {bench}", first.len() - FIGURES_MAX));
                 }
-                if found.iter().all(|fact| fact.figures.is_empty()) {
+                if matching_facts.iter().all(|fact| fact.figures.is_empty()) {
                     unmeasured.push(format!("bench {bench} {label}").trim_end().to_string());
                 }
-                facts.extend(found);
+                facts.extend(matching_facts);
             }
         }
     }
     let is_short = |fact: &&Fact| matches!(fact.verdict(), Some(Verdict::Short | Verdict::Void));
-    let measured = facts.iter().any(|fact| !fact.figures.is_empty());
+    let is_measured = facts.iter().any(|fact| !fact.figures.is_empty());
     let mut lacks: Vec<String> =
         Some(requirement.lacks.to_string()).into_iter().filter(|lack| !lack.is_empty()).collect();
     if !unmeasured.is_empty() {
@@ -66,7 +66,7 @@ fn state(requirement: &Requirement, gathered: &Gathered) -> State {
     let state = match () {
         () if requirement.shown.is_empty() => "missing",
         () if facts.iter().any(is_short) => "SHORT",
-        () if tests.is_empty() && !measured => "not run",
+        () if tests.is_empty() && !is_measured => "not run",
         () if !lacks.is_empty() => "in part",
         () => "shown",
     };
@@ -118,14 +118,14 @@ pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<St
         anyhow::anyhow!("{}: not a report of memfold bench report: {error}", earlier.display())
     })?;
     let mut lines = Vec::new();
-    let mut compared = 0;
+    let mut count = 0;
     for fact in &mut gathered.facts {
         let before =
             earlier.gathered.facts.iter().find(|b| b.bench == fact.bench && b.label == fact.label);
         let (Some(before), Some(now)) = (before.and_then(Fact::spread), fact.spread()) else {
             continue;
         };
-        compared += 1;
+        count += 1;
         if differ(before.median, now.median) {
             fact.before = Some(before.median);
             let short = |value: f64| format!("{value:.3}");
@@ -138,8 +138,7 @@ pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<St
             ));
         }
     }
-    lines
-        .insert(0, format!("{compared} figures compared, {} differ by more than 15%", lines.len()));
+    lines.insert(0, format!("{count} figures compared, {} differ by more than 15%", lines.len()));
     Ok(lines)
 }
 

@@ -106,9 +106,9 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
         }
     }
     let Found { corpus, dir, zswap } = &report.found;
-    let (beside, body) =
+    let (note, body) =
         (format!("; zswap {zswap}"), format!("corpus: {corpus}\nswap files in {dir}\n"));
-    report.finish(&args.output, "swap", (&beside, &body), false)
+    report.finish(&args.output, "swap", (&note, &body), false)
 }
 
 fn measure(

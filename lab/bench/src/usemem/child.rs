@@ -94,20 +94,20 @@ fn lead(args: &UsememChildArgs) -> anyhow::Result<()> {
             ("faults_major", sum(|part| part.faults_major)),
         ];
         counters.extend(figures.map(|(figure, value)| (format!("{name}_{figure}"), value)));
-        let wrong = sum(|part| part.bytes_wrong);
-        bytes_wrong += wrong;
-        let moved = bytes * u64::from(passes.max(1));
+        let wrong_bytes = sum(|part| part.bytes_wrong);
+        bytes_wrong += wrong_bytes;
+        let moved_bytes = bytes * u64::from(passes.max(1));
         say(&Message::Phase(PhaseResult {
             phase,
             seconds,
-            mb_per_s: moved as f64 / 1e6 / seconds,
-            accesses: moved / PAGE as u64,
+            mb_per_s: moved_bytes as f64 / 1e6 / seconds,
+            accesses: moved_bytes / PAGE as u64,
             mean_us: 0.0,
             p50_us: 0.0,
             p99_us: 0.0,
             max_us: 0.0,
             cdf: Vec::new(),
-            bytes_wrong: wrong,
+            bytes_wrong: wrong_bytes,
         }))?;
     }
     say(&Message::Done { bytes_wrong, counters })?;
@@ -207,7 +207,7 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
 /// Waits for the start message, works, and reports its usage.
 fn timed(work: &mut Pages<'_>, job: impl FnOnce(&mut Pages<'_>)) -> anyhow::Result<()> {
     wait_for_line()?;
-    let (before, wrong) = (usage(), work.bytes_wrong);
+    let (before, wrong_bytes) = (usage(), work.bytes_wrong);
     job(work);
     let after = usage();
     say(&Part {
@@ -216,7 +216,7 @@ fn timed(work: &mut Pages<'_>, job: impl FnOnce(&mut Pages<'_>)) -> anyhow::Resu
         system_us: after.system_us - before.system_us,
         faults_minor: after.faults_minor - before.faults_minor,
         faults_major: after.faults_major - before.faults_major,
-        bytes_wrong: work.bytes_wrong - wrong,
+        bytes_wrong: work.bytes_wrong - wrong_bytes,
     })
 }
 

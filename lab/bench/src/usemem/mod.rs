@@ -133,12 +133,12 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = Plan::new(args)?;
     let (mut pagers, mut left_out) = (Vec::new(), Vec::new());
-    let named: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
-    for text in if named.is_empty() { default_peers(plan.args.quick) } else { named.clone() } {
+    let peers: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
+    for text in if peers.is_empty() { default_peers(plan.args.quick) } else { peers.clone() } {
         for pager in parse(text).map_err(Refusal::Usage)? {
             match why_not(&pager) {
                 Ok(()) => pagers.push(pager),
-                Err(why) if named.is_empty() => left_out.push((pager, why.to_string())),
+                Err(why) if peers.is_empty() => left_out.push((pager, why.to_string())),
                 Err(why) => return Err(why.into()),
             }
         }
@@ -149,17 +149,17 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     }
     let mut results: Vec<Vec<RunResult>> = pagers.iter().map(|_| Vec::new()).collect();
     let mut notes = vec![String::new(); pagers.len()];
-    let mut failed = false;
+    let mut is_failure = false;
     for _ in 0..plan.args.runs {
         for (index, pager) in pagers.iter().enumerate() {
             match plan.run(pager) {
                 Ok(result) => {
-                    failed |= has_failed(&result);
+                    is_failure |= has_failed(&result);
                     notes[index] = result.broke_off.clone().unwrap_or_default();
                     results[index].push(result);
                 }
                 Err(error) => {
-                    failed = true;
+                    is_failure = true;
                     notes[index] = format!("{error:#}");
                 }
             }
@@ -178,10 +178,10 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     peers.extend(left_out.iter().map(|(pager, why)| Took::of(pager, &[], why.clone())));
     let mut report = Report::new(Found { conditions: plan.conditions(), peers });
     report.rows = rows;
-    let wrong = report.found.peers.iter().any(|took| took.bytes_wrong > 0);
-    let beside = format!("; zswap enabled: {}", report.machine.zswap_enabled);
+    let is_wrong = report.found.peers.iter().any(|result| result.bytes_wrong > 0);
+    let note = format!("; zswap enabled: {}", report.machine.zswap_enabled);
     let body = report.found.text(plan.args.init_time);
-    report.finish(&plan.args.output, "usemem", (&beside, &body), failed || wrong)
+    report.finish(&plan.args.output, "usemem", (&note, &body), is_failure || is_wrong)
 }
 
 /// Returns whether a run failed. If the kernel killed it because its cgroup was out of memory, that
@@ -360,19 +360,27 @@ impl Took {
 /// Makes rows of memfold against zram at the same folio size, of large folios against small ones,
 /// and of memory held.
 fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
-    let mut rows: Vec<StoreRow> =
-        pagers.iter().zip(peers).flat_map(|(pager, took)| against(pager, took, peers)).collect();
-    for outside in peers {
-        let name = outside.peer.strip_suffix("+uncounted");
-        let inside = name.and_then(|name| find(peers, &format!("{name}+counted")));
-        rows.extend(inside.and_then(|inside| switch_rows(outside, inside)).into_iter().flatten());
+    let mut rows: Vec<StoreRow> = pagers
+        .iter()
+        .zip(peers)
+        .flat_map(|(pager, result)| against(pager, result, peers))
+        .collect();
+    for peer in peers {
+        let name = peer.peer.strip_suffix("+uncounted");
+        let counterpart = name.and_then(|name| find(peers, &format!("{name}+counted")));
+        rows.extend(
+            counterpart
+                .and_then(|counterpart| switch_rows(peer, counterpart))
+                .into_iter()
+                .flatten(),
+        );
     }
     rows.extend(peers.iter().filter_map(frames_row));
     rows.extend(peers.iter().filter_map(held_row));
-    let runs = peers.iter().filter(|took| took.out_mb_s.is_some()).count();
-    let wrong: u64 = peers.iter().map(|took| took.bytes_wrong).sum();
+    let runs = peers.iter().filter(|result| result.out_mb_s.is_some()).count();
+    let wrong_bytes: u64 = peers.iter().map(|result| result.bytes_wrong).sum();
     let note = format!("{runs} peers");
-    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong as f64, 0.0, note));
+    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong_bytes as f64, 0.0, note));
     for (pager, why) in left_out {
         rows.push(StoreRow::not_run(&format!("{}: throughput out", pager.name()), "", why));
     }
@@ -380,7 +388,7 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
 }
 
 fn find<'a>(peers: &'a [Took], name: &str) -> Option<&'a Took> {
-    peers.iter().find(|took| took.peer == name)
+    peers.iter().find(|result| result.peer == name)
 }
 
 /// Makes rows of a memfold run against the peers that it is compared with.
@@ -431,11 +439,11 @@ fn speed_row(
 
 fn frames_row(took: &Took) -> Option<StoreRow> {
     let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
-    let asked = count("frame_alloc").filter(|n| *n > 0.0)?;
-    let failed = count("frame_alloc_failed")?;
-    let note = format!("{failed} of {asked} could not be had at their size");
+    let requests = count("frame_alloc").filter(|n| *n > 0.0)?;
+    let failures = count("frame_alloc_failed")?;
+    let note = format!("{failures} of {requests} could not be had at their size");
     let label = format!("large frames had at once, %, {}", took.peer);
-    Some(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note))
+    Some(StoreRow::plain(&label, (1.0 - failures / requests) * 100.0, note))
 }
 
 fn held_row(took: &Took) -> Option<StoreRow> {
@@ -446,17 +454,21 @@ fn held_row(took: &Took) -> Option<StoreRow> {
 
 /// Makes rows of the pool outside of the limit against the pool inside it (Z6).
 fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
-    let held = |took: &Took| Some(*took.counters.get("peak_bytes")? as f64);
-    let (out, counted) = (held(outside)?, held(inside)?);
+    let peak_bytes = |result: &Took| Some(*result.counters.get("peak_bytes")? as f64);
+    let (out, peak_inside) = (peak_bytes(outside)?, peak_bytes(inside)?);
     let note = format!(
         "{} of {}: pages, frames, pool, index",
         show_size(out as u64),
-        show_size(counted as u64)
+        show_size(peak_inside as u64)
     );
-    let speed = |took: &Took| took.in_mb_s.map(|spread| spread.median);
+    let speed = |result: &Took| result.in_mb_s.map(|spread| spread.median);
     let (fast, slow) = (speed(outside)?, speed(inside)?);
     Some([
-        StoreRow::plain("--pool-counts off of on: all memory held at most", out / counted, note),
+        StoreRow::plain(
+            "--pool-counts off of on: all memory held at most",
+            out / peak_inside,
+            note,
+        ),
         StoreRow::plain(
             "--pool-counts off of on: throughput in",
             fast / slow,
@@ -476,45 +488,45 @@ impl Found {
             head.push("init s");
         }
         let mut table = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
-        for took in &self.peers {
+        for result in &self.peers {
             let kb = |spread: Option<Spread>| {
                 spread.map_or("-".into(), |s| format!("{:.0}", s.median * 1e6 / 1024.0))
             };
             let s =
                 |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.2}", s.median));
             let sum = |names: [&str; 2]| {
-                names.iter().filter_map(|name| took.counters.get(*name)).sum::<u64>().to_string()
+                names.iter().filter_map(|name| result.counters.get(*name)).sum::<u64>().to_string()
             };
             let size = |bytes: Option<u64>| bytes.map_or("-".into(), show_size);
             let mut row = vec![
-                took.peer.clone(),
-                kb(took.out_mb_s),
-                kb(took.in_mb_s),
-                s(took.user_s),
-                s(took.system_s),
+                result.peer.clone(),
+                kb(result.out_mb_s),
+                kb(result.in_mb_s),
+                s(result.user_s),
+                s(result.system_s),
             ];
             row.extend([
                 sum(["out_faults_minor", "in_faults_minor"]),
                 sum(["out_faults_major", "in_faults_major"]),
             ]);
-            let ratio = took.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
-            row.extend([size(took.pool_bytes), ratio, took.bytes_wrong.to_string()]);
+            let ratio = result.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+            row.extend([size(result.pool_bytes), ratio, result.bytes_wrong.to_string()]);
             if init_time {
                 row.push(format!(
                     "{:.2}",
-                    *took.counters.get("init_us").unwrap_or(&0) as f64 / 1e6
+                    *result.counters.get("init_us").unwrap_or(&0) as f64 / 1e6
                 ));
             }
             table.push(row);
         }
         text += &layout(&table);
         text.push('\n');
-        for took in &self.peers {
-            let (orders, note) = (took.by_order(), &took.note);
+        for result in &self.peers {
+            let (orders, note) = (result.by_order(), &result.note);
             if !orders.is_empty() || !note.is_empty() {
                 text += &format!(
                     "{}: {orders}{}{note}\n",
-                    took.peer,
+                    result.peer,
                     if note.is_empty() { "" } else { " BROKE OFF: " }
                 );
             }

@@ -67,10 +67,10 @@ impl Pager {
     /// does not, unless the peer asks for it.
     pub fn run_args(&self, limit_bytes: u64) -> Vec<String> {
         let Pager::Memfold { codec, folio, with } = self else { return Vec::new() };
-        let switched = with.contains(&"counted") || with.contains(&"uncounted");
-        let bound = if switched || with.contains(&"swap") { "--limit" } else { "--resident" };
+        let has_switch = with.contains(&"counted") || with.contains(&"uncounted");
+        let bound = if has_switch || with.contains(&"swap") { "--limit" } else { "--resident" };
         // With the pool inside the limit, the usual limit would hardly hold all data.
-        let limit_bytes = if switched { limit_bytes / 4 * 5 } else { limit_bytes };
+        let limit_bytes = if has_switch { limit_bytes / 4 * 5 } else { limit_bytes };
         let mut args = vec![
             "run",
             bound,

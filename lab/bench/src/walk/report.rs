@@ -171,7 +171,7 @@ impl WalkReport {
             let bytes =
                 |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
             // memfold's store is memory of the process, but zram's is kernel memory.
-            let outside = if peer.starts_with("zram") {
+            let bytes_outside = if peer.starts_with("zram") {
                 run.counters.get("pool_bytes").unwrap_or(&0)
             } else {
                 &0
@@ -183,7 +183,7 @@ impl WalkReport {
                 "pool_bytes"
             };
             let mut row = vec![peer.clone(), show_size(run.resident_bytes_max), bytes(pool)];
-            row.push(show_size(run.resident_bytes_max + outside));
+            row.push(show_size(run.resident_bytes_max + bytes_outside));
             row.extend(["stored_bytes", "compressed_bytes"].map(bytes));
             row.push(
                 share(&run.counters, "stored_bytes", "pool_bytes")
@@ -212,12 +212,12 @@ impl WalkReport {
     fn over_bound(&self, peer: &str) -> Option<u64> {
         let runs =
             self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
-        let kept = runs.map(|run| {
+        let sizes = runs.map(|run| {
             let store = ["peak_pool_bytes", "peak_index_bytes"]
                 .map(|name| run.counters.get(name).unwrap_or(&0));
             run.resident_bytes_max.saturating_sub(store.into_iter().sum())
         });
-        kept.max().filter(|&kept| kept > self.found.resident_bytes / 10 * 11 + (16 << 20))
+        sizes.max().filter(|&size| size > self.found.resident_bytes / 10 * 11 + (16 << 20))
     }
 
     fn has(&self, phase: Phase) -> bool {

@@ -19,13 +19,13 @@ pub struct Belady {
 
 impl Belady {
     pub fn new(trace: &Trace) -> Belady {
-        let mut due = vec![NEVER; trace.pages()];
+        let mut next_use = vec![NEVER; trace.pages()];
         let mut next = vec![NEVER; trace.references.len()];
         for (position, reference) in trace.references.iter().enumerate().rev() {
-            next[position] = due[reference.page as usize];
-            due[reference.page as usize] = position as u32;
+            next[position] = next_use[reference.page as usize];
+            next_use[reference.page as usize] = position as u32;
         }
-        Belady { next, due, heap: BinaryHeap::new(), at: 0 }
+        Belady { next, due: next_use, heap: BinaryHeap::new(), at: 0 }
     }
 }
 
@@ -34,8 +34,8 @@ impl Candidate for Belady {
 
     fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
         loop {
-            let (due, page) = self.heap.pop().expect("each mapped page has an entry");
-            if self.due[page as usize] == due && memory.place(page) == Place::Mapped {
+            let (next_use, page) = self.heap.pop().expect("each mapped page has an entry");
+            if self.due[page as usize] == next_use && memory.place(page) == Place::Mapped {
                 return page;
             }
         }
