@@ -47,7 +47,7 @@ pub fn decode(data: &[u8]) {
 /// shuffled. The rest is repeated to fill the block. Pages whose bit in the fourth byte is set are
 /// filled with one word.
 pub fn round_trip(data: &[u8]) {
-    let [codec, level, shape, same, rest @ ..] = data else { return };
+    let [codec, level, shape, same_bits, rest @ ..] = data else { return };
     let codec = &CODECS[*codec as usize % CODECS.len()];
     let levels = (codec.levels.end() - codec.levels.start()).min(26) + 1;
     let level = codec.levels.start() + *level as i32 % levels;
@@ -65,12 +65,12 @@ pub fn round_trip(data: &[u8]) {
     if !rest.is_empty() {
         bytes.iter_mut().zip(rest.iter().cycle()).for_each(|(to, from)| *to = *from);
     }
-    for page in (0..order.pages()).filter(|page| same >> (page % 8) & 1 != 0) {
-        bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same);
+    for page in (0..order.pages()).filter(|page| same_bits >> (page % 8) & 1 != 0) {
+        bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same_bits);
     }
     let (mut scratch, mut encoder) = (EncodeScratch::new(order), spec.encoder(order.bytes()));
     // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-    let encoded = unsafe {
+    let block_encoded = unsafe {
         block::encode(
             &mut scratch,
             BlockPacker {
@@ -83,8 +83,8 @@ pub fn round_trip(data: &[u8]) {
             order,
         )
     };
-    let EncodedBlock::Object { format, mixed, head, head_len, body, len, .. } =
-        encoded.expect("the codec works")
+    let EncodedBlock::Object { format, mixed: mixed_bits, head, head_len, body, len, .. } =
+        block_encoded.expect("the codec works")
     else {
         assert!(bytes.iter().all(|byte| *byte == 0));
         return;
@@ -95,8 +95,13 @@ pub fn round_trip(data: &[u8]) {
             .concat()
     };
     assert!(payload.len() <= order.bytes() + 1 + order.pages().div_ceil(8) + 8 * order.pages());
-    let header =
-        ObjectHeader { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
+    let header = ObjectHeader {
+        len: payload.len() as u32,
+        order: order.get(),
+        format,
+        mixed: mixed_bits,
+        checksum: 0,
+    };
     let back = decode_guarded(&mut decoders(), header, &payload, order).expect("it decodes");
     assert!(back == bytes, "{spec}, {order:?}");
 }
@@ -127,11 +132,11 @@ pub fn dictionary(data: &[u8]) {
             shuffle: false,
         };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-        let encoded = unsafe {
+        let block_encoded = unsafe {
             core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);
             block::encode(&mut scratch, packer, block.as_ptr(), order(0))
         };
-        assert!(encoded.is_ok(), "{name} failed");
+        assert!(block_encoded.is_ok(), "{name} failed");
     }
 }
 
@@ -171,7 +176,7 @@ fn decode_guarded(
     let payload: Box<[u8]> = payload.into();
     // SAFETY: the payload is as long as the header says; the block fits behind the first page of
     // the buffer.
-    let done = unsafe {
+    let outcome = unsafe {
         let dst = bytes.as_mut_ptr().add(PAGE_SIZE);
         block::decode(decoders, header, payload.as_ptr(), dst, order, order.pages())
     };
@@ -181,7 +186,7 @@ fn decode_guarded(
         before.iter().chain(after).all(|byte| *byte == CANARY),
         "bytes beside the block were written"
     );
-    done.ok().map(|()| block.to_vec())
+    outcome.ok().map(|()| block.to_vec())
 }
 
 /// Returns valid payloads as seeds: `decode`'s input for every codec and shape.
@@ -216,7 +221,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             let (mut scratch, mut encoder) =
                 (EncodeScratch::new(order), spec.encoder(order.bytes()));
             // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-            let encoded = unsafe {
+            let block_encoded = unsafe {
                 block::encode(
                     &mut scratch,
                     BlockPacker {
@@ -229,7 +234,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
                     order,
                 )
             };
-            let Ok(EncodedBlock::Object { format, head, head_len, body, len, .. }) = encoded else {
+            let Ok(EncodedBlock::Object { format, head, head_len, body, len, .. }) = block_encoded
+            else {
                 continue;
             };
             // SAFETY: the parts that `encode` says.

@@ -74,29 +74,29 @@ impl DictionarySet {
     pub fn reap(&self, objects: impl Fn(usize) -> u64) -> usize {
         let mut list = self.list.lock();
         let current = list.current.map(|c| c.slot as usize);
-        let (mut freed, mut wanted_back) = (0, false);
+        let (mut freed_count, mut wanted_back) = (0, false);
         for (slot, canned) in list.slots.iter_mut().enumerate() {
             // Workers copy references only under the lock, so the count can't grow meanwhile. It is
             // read first, because a worker that stores an object lists the dictionary while it
             // does.
-            let mut unneeded = |c: &mut Arc<DigestedDictionary>| {
-                let listed = Arc::strong_count(c) > 1;
+            let mut is_unneeded = |c: &mut Arc<DigestedDictionary>| {
+                let is_referenced = Arc::strong_count(c) > 1;
                 fence(Acquire);
-                let unused = Some(slot) != current && objects(slot) == 0;
-                wanted_back |= listed && unused;
-                !listed && unused
+                let is_unused = Some(slot) != current && objects(slot) == 0;
+                wanted_back |= is_referenced && is_unused;
+                !is_referenced && is_unused
             };
-            if let Some(canned) = canned.take_if(&mut unneeded) {
+            if let Some(canned) = canned.take_if(&mut is_unneeded) {
                 self.bytes.fetch_sub(canned.bytes as u64, Relaxed);
                 self.budget.uncharge(canned.bytes as u64);
-                freed += 1;
+                freed_count += 1;
             }
         }
         if wanted_back {
             // Workers renew their lists, and a later call frees it.
             self.epoch.fetch_add(1, Release);
         }
-        freed
+        freed_count
     }
 
     /// Returns the dictionary that saves with `spec` take.
@@ -186,14 +186,14 @@ impl DecoderSet {
         }
         let (decoder, canned) = self.get(format).ok_or(DecodeError::Format)?;
         // SAFETY: as the caller says.
-        let decoded = unsafe {
+        let outcome = unsafe {
             if len < dst.len {
                 decoder.decode_start(src, dst, len, canned)
             } else {
                 decoder.decode(src, dst, canned)
             }
         };
-        decoded.map_err(DecodeError::Codec)
+        outcome.map_err(DecodeError::Codec)
     }
 
     /// Returns whether [`DecoderSet::decode`] of a format ends with the bytes that are asked for.

@@ -58,17 +58,17 @@ fn piece_at(nth: usize, pieces: usize, len: usize) -> usize {
 /// # Safety
 /// - As for [`is_dense`].
 unsafe fn has_many_values(src: *const u8, len: usize) -> bool {
-    let mut seen = [0u64; 4];
+    let mut bits = [0u64; 4];
     for nth in 0..FIRST_PIECES {
         // SAFETY: a piece is 8 bytes at a multiple of 8 within its stretch, which is a multiple of
         // 8 and within `len`.
         let word =
             unsafe { read_unaligned(src.add(piece_at(nth, FIRST_PIECES, len)).cast::<u64>()) };
         for byte in word.to_ne_bytes() {
-            seen[(byte >> 6) as usize] |= 1 << (byte & 63);
+            bits[(byte >> 6) as usize] |= 1 << (byte & 63);
         }
     }
-    seen.iter().map(|bits| bits.count_ones()).sum::<u32>() >= FIRST_VALUES_MIN
+    bits.iter().map(|bits| bits.count_ones()).sum::<u32>() >= FIRST_VALUES_MIN
 }
 
 /// # Safety
@@ -100,20 +100,20 @@ unsafe fn repeats(src: *const u8, len: usize) -> bool {
     let words = len / 8;
     let one_in = (words / WORDS).next_power_of_two() as u64;
     // One more than used, for words that are not chosen.
-    let mut seen = [0u32; SEEN + 1];
-    let (mut chosen, mut again) = (0, 0);
+    let mut bits = [0u32; SEEN + 1];
+    let (mut chosen_count, mut again) = (0, 0);
     for nth in 0..words {
         // SAFETY: word `nth` lies within `len` bytes.
         let word = unsafe { read_unaligned(src.cast::<u64>().add(nth)) };
         let hash = word.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let is_chosen = (hash >> 40) & (one_in - 1) == 0;
-        let slot = &mut seen[if is_chosen { (hash >> 54) as usize } else { SEEN }];
+        let slot = &mut bits[if is_chosen { (hash >> 54) as usize } else { SEEN }];
         let tag = hash as u32 | 1;
         again += (is_chosen & (*slot == tag)) as usize;
         *slot = tag;
-        chosen += is_chosen as usize;
+        chosen_count += is_chosen as usize;
     }
-    again > 0 && again * 32 >= chosen
+    again > 0 && again * 32 >= chosen_count
 }
 
 const _: () = assert!(

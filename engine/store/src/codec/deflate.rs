@@ -106,7 +106,7 @@ impl Decoder for DeflateDecoder {
         dst: CodecOutput,
         _canned: Option<&DigestedDictionary>,
     ) -> DecodeResult {
-        let (mut used, mut written) = (0, 0);
+        let (mut input_len, mut output_len) = (0, 0);
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges, and libdeflate stays within them whatever the input; the two lengths are written
         // to locals.
@@ -117,14 +117,14 @@ impl Decoder for DeflateDecoder {
                 src.len,
                 dst.at.cast(),
                 dst.len,
-                &mut used,
-                &mut written,
+                &mut input_len,
+                &mut output_len,
             )
         };
         match code {
-            0 if used == src.len && written == dst.len => Ok(()),
-            0 if used != src.len => Err(CodecError(TRAILING_BYTES)),
-            0 => Err(CodecError(written as i64)),
+            0 if input_len == src.len && output_len == dst.len => Ok(()),
+            0 if input_len != src.len => Err(CodecError(TRAILING_BYTES)),
+            0 => Err(CodecError(output_len as i64)),
             code => Err(CodecError(code.into())),
         }
     }

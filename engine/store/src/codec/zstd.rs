@@ -73,8 +73,8 @@ fn workspace_bytes(level: i32, block_bytes_max: usize) -> usize {
     // SAFETY: takes and returns plain values.
     let size = |parameters| unsafe { c::ZSTD_estimateCCtxSize_usingCParams(parameters) };
     let estimate = |pages: usize| {
-        let plain = size(parameters(level, pages * PAGE_SIZE, 0));
-        plain.max(size(parameters(level, pages * PAGE_SIZE, DICTIONARY_BYTES_MAX)))
+        let size_without = size(parameters(level, pages * PAGE_SIZE, 0));
+        size_without.max(size(parameters(level, pages * PAGE_SIZE, DICTIONARY_BYTES_MAX)))
     };
     (1..=pages).map(estimate).max().unwrap_or(0)
 }

@@ -49,26 +49,26 @@ impl<'a> SampleCover<'a> {
         let mut pieces: Vec<(u64, &[u8])> = Vec::new();
         for epoch in self.samples.chunks(epoch_bytes) {
             let Some((score, at)) = best(epoch, piece, &found_in) else { continue };
-            let chosen = &epoch[at..at + piece];
-            chosen.windows(D).for_each(|sequence| found_in[hash(sequence)] = 0);
-            pieces.push((score, chosen));
+            let window = &epoch[at..at + piece];
+            window.windows(D).for_each(|sequence| found_in[hash(sequence)] = 0);
+            pieces.push((score, window));
         }
         pieces.sort_by_key(|(score, _)| core::cmp::Reverse(*score));
         pieces.truncate(epochs);
-        pieces.iter().rev().flat_map(|(_, chosen)| chosen.iter().copied()).collect()
+        pieces.iter().rev().flat_map(|(_, window)| window.iter().copied()).collect()
     }
 }
 
 /// Returns the score and position of the best piece, if any scores.
 fn best(epoch: &[u8], piece: usize, found_in: &[u16]) -> Option<(u64, usize)> {
-    let worth = |at: usize| found_in[hash(&epoch[at..at + D])].saturating_sub(1) as u64;
+    let gain = |at: usize| found_in[hash(&epoch[at..at + D])].saturating_sub(1) as u64;
     if epoch.len() < piece || piece < D {
         return None;
     }
-    let mut score: u64 = (0..=piece - D).map(worth).sum();
+    let mut score: u64 = (0..=piece - D).map(gain).sum();
     let mut best = (score, 0);
     for at in 1..=epoch.len() - piece {
-        score = score + worth(at + piece - D) - worth(at - 1);
+        score = score + gain(at + piece - D) - gain(at - 1);
         if score > best.0 {
             best = (score, at);
         }

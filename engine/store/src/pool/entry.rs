@@ -184,9 +184,9 @@ pub(crate) fn checksum(fields: u32, index: u32, payload_hash: u64) -> u32 {
 }
 
 fn guard(word: u64, index: u32) -> u64 {
-    let covered = word & ((1 << GUARD_SHIFT) - 1);
-    let mixed = covered ^ (index as u64).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 16;
-    mixed.wrapping_mul(GUARD_K) >> GUARD_SHIFT
+    let word_covered = word & ((1 << GUARD_SHIFT) - 1);
+    let mix = word_covered ^ (index as u64).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 16;
+    mix.wrapping_mul(GUARD_K) >> GUARD_SHIFT
 }
 
 // Flipping bit i adds or subtracts GUARD_K << i. So the guard certainly changes if that product's

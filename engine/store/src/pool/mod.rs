@@ -211,14 +211,14 @@ impl Pool {
             // move.
             span.unpin();
         };
-        let mut pinned = PinnedObject {
+        let mut pin = PinnedObject {
             span,
             index: name.index,
             header: entry.header(),
             payload: core::ptr::null(),
         };
         let class = span.class().and_then(|c| CLASSES.get(c)).ok_or(ObjectDamage::Entry)?;
-        let len = pinned.header.len as usize;
+        let len = pin.header.len as usize;
         if len == 0 || len > class.payload_max() || place.slot as u16 >= class.slots {
             return Err(ObjectDamage::Entry);
         }
@@ -226,12 +226,12 @@ impl Pool {
         // SAFETY: the slot is pinned and holds this object, so it is readable and no thread writes
         // there.
         if unsafe { owner_of(span, class, at) } != name.index
-            || pinned.header.format == format::BUILDING
+            || pin.header.format == format::BUILDING
         {
             return Err(ObjectDamage::Entry);
         }
-        pinned.payload = at.wrapping_add(class.payload_offset());
-        Ok(pinned)
+        pin.payload = at.wrapping_add(class.payload_offset());
+        Ok(pin)
     }
 
     /// Frees an object. A dead or damaged handle is counted and changes nothing.
@@ -265,8 +265,9 @@ impl Pool {
             self.entries.free(index);
             return Err(PoolFull);
         }
-        let found = state.fullest().map(|index| (index, false));
-        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index))
+        let index_and_source = state.fullest().map(|index| (index, false));
+        let Some((span_index, is_fresh)) =
+            index_and_source.or_else(|| self.add_span(&mut state, class_index))
         else {
             self.entries.free(index);
             return Err(PoolFull);
@@ -449,9 +450,13 @@ impl PinnedObject<'_> {
     pub fn verify(&self) -> Result<(), ObjectDamage> {
         // SAFETY: the pinned payload is `len` readable bytes that no thread writes.
         let hash = unsafe { hash(self.payload, self.header.len as usize) };
-        let found = entry::checksum(self.header.fields(), self.index, hash);
+        let checksum = entry::checksum(self.header.fields(), self.index, hash);
         let expected = self.header.checksum;
-        if found == expected { Ok(()) } else { Err(ObjectDamage::Checksum { expected, found }) }
+        if checksum == expected {
+            Ok(())
+        } else {
+            Err(ObjectDamage::Checksum { expected, found: checksum })
+        }
     }
 }
 
@@ -474,8 +479,8 @@ struct PinnedSlot<'a> {
 
 /// Returns the list where a span belongs: none when it is full or empty.
 pub(crate) fn group(class: &SizeClass, span: &PoolSpan) -> Option<usize> {
-    let (used, slots) = (span.in_use() as usize, class.slots as usize);
-    if used == 0 || used >= slots { None } else { Some(used * GROUPS / slots) }
+    let (in_use, slots) = (span.in_use() as usize, class.slots as usize);
+    if in_use == 0 || in_use >= slots { None } else { Some(in_use * GROUPS / slots) }
 }
 
 /// # Safety

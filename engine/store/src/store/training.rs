@@ -99,15 +99,15 @@ impl DictionaryTrial {
         blocks: impl Iterator<Item = &'a [u8]> + Clone,
         dictionaries: impl Iterator<Item = Dictionary>,
     ) -> Option<(u64, Dictionary)> {
-        let judged = dictionaries.filter_map(|d| Some((self.with(blocks.clone(), &d)?, d)));
-        judged.min_by_key(|(bytes, _)| *bytes)
+        let candidates = dictionaries.filter_map(|d| Some((self.with(blocks.clone(), &d)?, d)));
+        candidates.min_by_key(|(bytes, _)| *bytes)
     }
 
     fn size(&mut self, block: &[u8], canned: Option<&DigestedDictionary>) -> u64 {
         assert!(block.len() == self.order.bytes());
         // SAFETY: the buffer has room for a block of the order; then it is a whole block that no
         // thread writes, and scratch and encoder were made for it.
-        let encoded = unsafe {
+        let block_encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
             let canned = canned.map(|canned| (format::CANNED, canned));
             let packer = BlockPacker {
@@ -118,7 +118,7 @@ impl DictionaryTrial {
             };
             encode(&mut self.scratch, packer, self.buffer.as_ptr(), self.order)
         };
-        match encoded {
+        match block_encoded {
             Ok(EncodedBlock::Zero) => 0,
             Ok(EncodedBlock::Object { head_len, len, .. }) => (head_len + len) as u64,
             Err(_) => block.len() as u64,
@@ -156,9 +156,9 @@ impl Store {
         let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else {
             return false;
         };
-        let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128
+        let bytes_saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128
             / comparison.off as u128;
-        saved >= (WORTH * canned.bytes as u64) as u128
+        bytes_saved >= (WORTH * canned.bytes as u64) as u128
     }
 
     /// Compresses without a dictionary from now on.
@@ -225,8 +225,8 @@ impl Store {
         {
             return CannedStep::Installed(SizeComparison { off, on: *on });
         }
-        let kept = present.map(|on| SizeComparison { off, on });
-        if let Some(comparison) = kept.filter(SizeComparison::wins) {
+        let comparison_kept = present.map(|on| SizeComparison { off, on });
+        if let Some(comparison) = comparison_kept.filter(SizeComparison::wins) {
             return CannedStep::Kept(comparison);
         }
         self.cans.retire();

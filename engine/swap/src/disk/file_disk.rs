@@ -386,12 +386,12 @@ impl Disk for FileDisk {
                 t.offset >= file.first && t.len as u64 <= end.saturating_sub(t.offset)
             };
             let count = transfers.iter().take_while(|t| is_here(t)).count();
-            let (here, rest) = transfers.split_at_mut(count.max(1));
+            let (turn, rest) = transfers.split_at_mut(count.max(1));
             // SAFETY: the caller promises the conditions of `Disk::transfer`.
             unsafe {
                 match count {
-                    0 => self.transfer_parts(&mut here[0], end),
-                    _ => self.transfer_by(file, here),
+                    0 => self.transfer_parts(&mut turn[0], end),
+                    _ => self.transfer_by(file, turn),
                 }
             }
             transfers = rest;

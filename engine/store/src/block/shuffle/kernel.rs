@@ -64,9 +64,9 @@ pub(super) fn word<const W: usize>(words: &[u8], nth: usize) -> u64 {
 /// Encodes a difference of two words as a number that is small for small differences in both
 /// directions ("zigzag").
 pub(super) fn folded<const W: usize>(difference: u64) -> u64 {
-    let unused = 64 - 8 * W as u32;
-    let signed = (difference << unused) as i64 >> unused;
-    (((signed << 1) ^ (signed >> 63)) as u64) << unused >> unused
+    let spare_bits = 64 - 8 * W as u32;
+    let difference = (difference << spare_bits) as i64 >> spare_bits;
+    (((difference << 1) ^ (difference >> 63)) as u64) << spare_bits >> spare_bits
 }
 
 /// Builds `count` words of `width` bytes from their planes. With `first` the planes are those of

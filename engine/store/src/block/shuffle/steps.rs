@@ -26,8 +26,8 @@ pub(super) unsafe fn join(plane: *const u8, count: usize, first: u64, to: *mut u
     let mut carry = _mm256_set1_epi64x(first as i64);
     for at in (0..count).step_by(STEP) {
         // SAFETY: 16 bytes of the plane; unaligned loads.
-        let folded = unsafe { _mm_loadu_si128(plane.add(at).cast()) };
-        let (low, high) = sums(_mm256_cvtepu8_epi16(folded));
+        let lanes_in = unsafe { _mm_loadu_si128(plane.add(at).cast()) };
+        let (low, high) = sums(_mm256_cvtepu8_epi16(lanes_in));
         let fours = [low, _mm_unpackhi_epi64(low, low), high, _mm_unpackhi_epi64(high, high)];
         for (i, four) in fours.into_iter().enumerate() {
             let words = _mm256_add_epi64(_mm256_cvtepi16_epi64(four), carry);
