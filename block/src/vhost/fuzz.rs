@@ -1,5 +1,5 @@
 //! The fuzz target: a guest's memory of any bytes. Built only for tests and fuzzers.
-use super::spans::Memory;
+use super::spans::GuestMap;
 use super::worker::{NextRequest, QueueWorker};
 use crate::device::{Device, DeviceMemory, MemorySettings};
 use crate::export::Export;
@@ -23,7 +23,7 @@ pub fn queue(data: &[u8]) {
     static DISK: OnceLock<Mutex<(Export, QueueWorker)>> = OnceLock::new();
     let mut disk = DISK.get_or_init(|| Mutex::new(disk())).lock().expect("it panics but once");
     let (export, worker) = &mut *disk;
-    let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
+    let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
     memory.write_slice(&data[..data.len().min(MEMORY)], GuestAddress(0)).expect("it is there");
     let mut queue = Queue::new(QUEUE_SIZE).expect("a size");
     queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS)).expect("aligned");
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_seed_is_right() {
-        let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         let (export, mut worker) = disk();
         memory.write_slice(&good(), GuestAddress(0)).unwrap();
         let mut ring = Queue::new(QUEUE_SIZE).unwrap();

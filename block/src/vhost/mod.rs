@@ -28,9 +28,9 @@ pub mod fuzz;
 mod tests;
 
 use crate::export::Export;
-use ring::SharedMemory;
+use ring::SharedGuestMap;
 use session::{VhostDisk, VhostSession};
-use spans::Memory;
+use spans::GuestMap;
 use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -184,7 +184,7 @@ impl VhostServer {
     }
 
     fn daemon(&self) -> Result<VhostUserDaemon<Arc<VhostSession>>, Error> {
-        let memory = SharedMemory::new(Memory::new());
+        let memory = SharedGuestMap::new(GuestMap::new());
         let session = Arc::new(
             VhostSession::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?,
         );

@@ -1,5 +1,5 @@
 //! A request as a driver lays it out: a chain of descriptors, none of which is trusted.
-use super::spans::{GuestSpans, Memory, OutOfMemory};
+use super::spans::{GuestMap, GuestSpans, OutOfMemory};
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
@@ -114,14 +114,14 @@ impl VhostRequest {
     ///
     /// # Errors
     /// There is none, or its operation is unknown.
-    pub fn header(&mut self, memory: &Memory) -> Result<RequestHeader, RequestStatus> {
+    pub fn header(&mut self, memory: &GuestMap) -> Result<RequestHeader, RequestStatus> {
         let mut bytes = [0; HEADER_BYTES];
         self.readable.read(memory, &mut bytes)?;
         RequestHeader::parse(&bytes)
     }
 
     /// Writes the status, if there is room for it. Returns its length.
-    pub fn answer(&self, memory: &Memory, status: RequestStatus) -> u32 {
+    pub fn answer(&self, memory: &GuestMap, status: RequestStatus) -> u32 {
         let is_written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
         u32::from(is_written)
     }

@@ -2,7 +2,7 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// A guest's memory, as its VMM shares it.
-pub(super) type Memory = GuestMemoryMmap<()>;
+pub(super) type GuestMap = GuestMemoryMmap<()>;
 
 /// The guest has no such memory, or fewer bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl GuestSpans {
     }
 
     /// Moves the first bytes into `to`.
-    pub fn read(&mut self, memory: &Memory, to: &mut [u8]) -> Result<(), OutOfMemory> {
+    pub fn read(&mut self, memory: &GuestMap, to: &mut [u8]) -> Result<(), OutOfMemory> {
         let mut done_bytes = 0;
         while done_bytes < to.len() {
             let (at, count) = self.head(to.len() - done_bytes)?;
@@ -82,7 +82,7 @@ impl GuestSpans {
     }
 
     /// Overwrites the first bytes with `from`, and removes them.
-    pub fn write(&mut self, memory: &Memory, from: &[u8]) -> Result<(), OutOfMemory> {
+    pub fn write(&mut self, memory: &GuestMap, from: &[u8]) -> Result<(), OutOfMemory> {
         let mut done_bytes = 0;
         while done_bytes < from.len() {
             let (at, count) = self.head(from.len() - done_bytes)?;

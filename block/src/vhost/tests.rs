@@ -1,9 +1,9 @@
 //! Valid and invalid requests of a guest to a device.
 use super::config::QUEUE_SIZE_MAX;
 use super::request::{DESCRIPTORS_MAX, RANGES_MAX};
-use super::ring::{SharedMemory, VhostRing};
+use super::ring::{SharedGuestMap, VhostRing};
 use super::session::{PUT_OFF, VhostDisk, VhostSession};
-use super::spans::Memory;
+use super::spans::GuestMap;
 use super::worker::{NextRequest, QueueWorker};
 use crate::device::{Device, DeviceMemory, MemorySettings, RangeStatus, SECTOR_BYTES};
 use crate::export::Export;
@@ -38,7 +38,7 @@ const NONE: u8 = 0xee;
 struct Guest {
     export: Export,
     worker: QueueWorker,
-    memory: Memory,
+    memory: GuestMap,
     queue: Queue,
     sent: u16,
     /// Position of the next bytes.
@@ -65,7 +65,7 @@ impl Guest {
             DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() }).unwrap();
         let device = Device::new(&backing, SIZE).unwrap();
         let export = Export::new("a disk with quite a long name", device, read_only, 512);
-        let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         let mut queue = Queue::new(QUEUE_SIZE_MAX as u16).unwrap();
         queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS)).unwrap();
         queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
@@ -492,7 +492,7 @@ fn turn_of_a_queue_ends_although_it_has_more() {
         guest.memory.write_obj(Le16::from(0), GuestAddress(AVAILABLE + 4 + 2 * n)).unwrap();
     }
     guest.memory.write_obj(Le16::from(count), GuestAddress(AVAILABLE + 2)).unwrap();
-    let memory = SharedMemory::new(guest.memory.clone());
+    let memory = SharedGuestMap::new(guest.memory.clone());
     let ring = VhostRing::new(memory.clone(), QUEUE_SIZE_MAX as u16).unwrap();
     *ring.get_mut().get_queue_mut() = guest.queue;
     ring.set_enabled(true);

@@ -57,7 +57,7 @@ impl Program {
         &self,
         page: usize,
         write: bool,
-        mut access: impl FnMut() -> Result<R, crate::fake::Ticket>,
+        mut access: impl FnMut() -> Result<R, crate::fake::TouchTicket>,
     ) -> R {
         loop {
             let ticket = match access() {

@@ -43,11 +43,11 @@ pub enum RemoteTrouble {
 /// A store in memory. Clones share it.
 #[derive(Clone, Default)]
 pub struct MemoryRemote {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<RemoteState>>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct RemoteState {
     /// Objects by number, and by the process that put them; the first process is 0.
     objects: BTreeMap<(usize, u64), Vec<u8>>,
     used: BTreeSet<(usize, u64)>,
@@ -126,7 +126,7 @@ impl MemoryRemote {
     }
 }
 
-impl Inner {
+impl RemoteState {
     /// How many of `count` to do, and whether to say that all went well.
     fn due(&mut self, ask: Ask, count: usize) -> (usize, Result<(), RemoteError>) {
         self.asked += 1;

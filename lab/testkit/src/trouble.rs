@@ -112,10 +112,10 @@ impl Call {
 #[derive(Clone)]
 pub struct Troubled {
     space: FakeSpace,
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<TroublePlan>>,
 }
 
-struct Plan {
+struct TroublePlan {
     script: Vec<(Call, u64, Trouble)>,
     per_mille: u32,
     random: Random,
@@ -125,8 +125,12 @@ struct Plan {
 impl Troubled {
     /// Wraps `space`, without faults so far.
     pub fn new(space: &FakeSpace) -> Troubled {
-        let plan =
-            Plan { script: Vec::new(), per_mille: 0, random: Random::new(0), struck: Vec::new() };
+        let plan = TroublePlan {
+            script: Vec::new(),
+            per_mille: 0,
+            random: Random::new(0),
+            struck: Vec::new(),
+        };
         Troubled { space: space.clone(), plan: Arc::new(Mutex::new(plan)) }
     }
 

@@ -124,7 +124,7 @@ fn reply(stream: &mut TcpStream, status: &str, body: &str) -> io::Result<()> {
 /// Returns the metrics as text.
 fn text() -> String {
     let mut registry = Registry::with_prefix("memfold");
-    registry.register_collector(Box::new(Gathered::now()));
+    registry.register_collector(Box::new(GatheredMetrics::now()));
     let mut text = String::new();
     // Writing to a string can't fail.
     let _ = encode(&mut text, &registry);
@@ -153,13 +153,13 @@ struct TimesMetric {
 
 /// All that was gathered at one moment.
 #[derive(Debug)]
-struct Gathered {
+struct GatheredMetrics {
     metrics: Vec<Metric>,
     times: Vec<TimesMetric>,
 }
 
-impl Gathered {
-    fn now() -> Gathered {
+impl GatheredMetrics {
+    fn now() -> GatheredMetrics {
         let ask = |suffix: &str| -> Vec<Value> {
             let ask = |path: PathBuf| {
                 sockets::ask(&path, &json!({"do": "stat"}), Some(PATIENCE)).ok().flatten()
@@ -181,11 +181,11 @@ impl Gathered {
         all.extend(of_runs(&runs));
         all.extend(of_groups());
         all.extend(of_devices(&ask(sockets::BLK)));
-        Gathered { metrics: all, times: times_of_runs(&runs) }
+        GatheredMetrics { metrics: all, times: times_of_runs(&runs) }
     }
 }
 
-impl Collector for Gathered {
+impl Collector for GatheredMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for times in &self.times {
             let name = &times.name;

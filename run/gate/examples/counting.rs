@@ -9,12 +9,12 @@ use memfold_gate::{
     NoHoldRoom, NoServer, NoThreads, OtherProcess, PageKeeper,
 };
 
-struct Counting;
+struct CountingKeeper;
 
 static KEEPER: Keeper = Keeper {
-    holds: &Counting,
-    pages: &Counting,
-    life: &Counting,
+    holds: &CountingKeeper,
+    pages: &CountingKeeper,
+    life: &CountingKeeper,
     children: &NoServer,
     rights: &AnyRights,
     threads: &NoThreads,
@@ -24,7 +24,7 @@ static CHANGES: AtomicUsize = AtomicUsize::new(0);
 static COPIES: AtomicUsize = AtomicUsize::new(0);
 static TO: AtomicI32 = AtomicI32::new(-1);
 
-impl HoldKeeper for Counting {
+impl HoldKeeper for CountingKeeper {
     fn concerns(&self, _start: usize, _len: usize) -> bool {
         true
     }
@@ -68,7 +68,7 @@ impl HoldKeeper for Counting {
     fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
 }
 
-impl PageKeeper for Counting {
+impl PageKeeper for CountingKeeper {
     fn hides(&self) -> bool {
         false
     }
@@ -96,7 +96,7 @@ impl PageKeeper for Counting {
     }
 }
 
-impl LifeKeeper for Counting {
+impl LifeKeeper for CountingKeeper {
     fn expect_copy(&self) {}
 
     fn begin_copy(&self) {

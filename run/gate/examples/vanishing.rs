@@ -33,7 +33,7 @@ const UFFDIO_ZEROPAGE: usize = 0xc020_aa04;
 const UFFDIO_MOVE: usize = 0xc028_aa05;
 
 #[derive(Copy, Clone)]
-struct Area {
+struct HiddenArea {
     start: usize,
     len: usize,
     shadow: usize,
@@ -63,14 +63,14 @@ impl Held {
 }
 
 struct State {
-    areas: [Area; AREAS],
+    areas: [HiddenArea; AREAS],
     is_taken: [bool; HOLDS],
     holds: [Held; HOLDS],
     random: u64,
 }
 
 static STATE: StaticMutex<State> = StaticMutex::new(State {
-    areas: [Area { start: 0, len: 0, shadow: 0 }; AREAS],
+    areas: [HiddenArea { start: 0, len: 0, shadow: 0 }; AREAS],
     is_taken: [false; HOLDS],
     holds: [Held::NONE; HOLDS],
     random: 0x9e37_79b9_7f4a_7c15,
@@ -121,12 +121,13 @@ impl State {
                 return;
             }
         }
-        *free = Area { start, len, shadow };
+        *free = HiddenArea { start, len, shadow };
     }
 
     /// Brings an area back for good.
     fn drop_area(&mut self, at: usize) {
-        let area = core::mem::replace(&mut self.areas[at], Area { start: 0, len: 0, shadow: 0 });
+        let area =
+            core::mem::replace(&mut self.areas[at], HiddenArea { start: 0, len: 0, shadow: 0 });
         for offset in (0..area.len).step_by(PAGE) {
             move_page(area.start + offset, area.shadow + offset);
         }
@@ -173,7 +174,7 @@ impl State {
     }
 
     fn bring(&mut self, page: usize) -> bool {
-        let contains = |area: &&Area| page.wrapping_sub(area.start) < area.len;
+        let contains = |area: &&HiddenArea| page.wrapping_sub(area.start) < area.len;
         let Some(area) = self.areas.iter().find(contains) else {
             // All of it was brought back before this fault's turn came, and a page that was never
             // there is the kernel's to make.

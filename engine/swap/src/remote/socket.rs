@@ -143,7 +143,7 @@ impl SocketRemote {
     }
 
     /// Distinguishes the two kinds of failure: an error of the service, and no answer.
-    fn failure(&self, result: Result<Outcome, Errno>) -> Result<(), RemoteError> {
+    fn failure(&self, result: Result<AnswerResult, Errno>) -> Result<(), RemoteError> {
         match result {
             Ok(said) => said,
             Err(e) => {
@@ -221,7 +221,7 @@ fn message<'a>(what: u32) -> OutgoingRequest<'a> {
 }
 
 /// The result in an answer.
-type Outcome = Result<(), RemoteError>;
+type AnswerResult = Result<(), RemoteError>;
 
 /// One connection to the service.
 struct Connection {
@@ -256,7 +256,7 @@ impl Connection {
         &self,
         message: &OutgoingRequest<'_>,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<Outcome, Errno> {
+    ) -> Result<AnswerResult, Errno> {
         let id = {
             let mut turn = self.turn.lock();
             turn.last = turn.last.wrapping_add(1);
@@ -326,7 +326,7 @@ impl Connection {
         head: AnswerHead,
         wanted: usize,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<Outcome, Errno> {
+    ) -> Result<AnswerResult, Errno> {
         let failure = if head.status != DONE {
             let mut why = alloc::vec![0; head.len.min(WHY_BYTES_MAX) as usize];
             read(&self.socket, &mut why)?;

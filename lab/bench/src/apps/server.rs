@@ -1,7 +1,7 @@
 //! Servers with more data than their memory limit, and their clients: MariaDB, memcached, redis.
 
 use crate::apps::pipe::{ask, connect, pipeline};
-use crate::apps::run::{Done, Load, Peer, Server, Work, client, run_with};
+use crate::apps::run::{AppPeer, ClientLoad, Done, ServerProgram, Work, client, run_with};
 use crate::corpus::parts::json_text;
 use crate::host::program::find;
 use anyhow::{Context, bail};
@@ -77,9 +77,9 @@ pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
                 bail!("memcached has another value for key {key}");
             }
         }
-        Ok(Load { figures: vec![fill, over], answers: String::new() })
+        Ok(ClientLoad { figures: vec![fill, over], answers: String::new() })
     };
-    Ok(Work::Server(Server {
+    Ok(Work::Server(ServerProgram {
         command: command.map(String::from).into(),
         socket,
         load: Box::new(load),
@@ -134,9 +134,9 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         }
         let size = ask(&mut stream, b"DBSIZE\r\n", 2, b"\r\n")?;
         let answers = String::from_utf8_lossy(&size).into_owned();
-        Ok(Load { figures: vec![set, get, seconds], answers })
+        Ok(ClientLoad { figures: vec![set, get, seconds], answers })
     };
-    Ok(Work::Server(Server { command, socket, load: Box::new(load) }))
+    Ok(Work::Server(ServerProgram { command, socket, load: Box::new(load) }))
 }
 
 /// Makes redis write a snapshot in a forked child, and returns the time in seconds.
@@ -220,12 +220,12 @@ pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work
     let prepare = move |_: &Path| {
         create("create database sbtest")?;
         fill(&["prepare"])?;
-        Ok(Load { figures: Vec::new(), answers: String::new() })
+        Ok(ClientLoad { figures: Vec::new(), answers: String::new() })
     };
     let server =
-        Server { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
+        ServerProgram { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
     let _: Done =
-        run_with(Peer::Plain, &Work::Server(server), 0, 0).context("making the database")?;
+        run_with(AppPeer::Plain, &Work::Server(server), 0, 0).context("making the database")?;
     let load = move |_: &Path| {
         let check = "checksum table sbtest.sbtest1; select count(*), sum(k) from sbtest.sbtest1 force index(k_1)";
         let before = query(check)?;
@@ -236,9 +236,9 @@ pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work
         if query(check)? != before {
             bail!("the table is not what it was");
         }
-        Ok(Load { figures, answers: before })
+        Ok(ClientLoad { figures, answers: before })
     };
-    Ok(Work::Server(Server { command, socket, load: Box::new(load) }))
+    Ok(Work::Server(ServerProgram { command, socket, load: Box::new(load) }))
 }
 
 /// Transactions per second, and the 99th percentile in milliseconds.

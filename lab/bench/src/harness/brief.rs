@@ -25,7 +25,7 @@ pub struct BriefArgs {
 }
 
 /// The results of a benchmark: rows, and a named list of raw figures.
-pub struct Found {
+pub struct BriefFindings {
     /// The rows.
     pub rows: Vec<StoreRow>,
     /// The name of the list.
@@ -39,7 +39,7 @@ pub struct Found {
 pub fn brief(
     name: &str,
     args: &BriefArgs,
-    measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<Found>,
+    measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<BriefFindings>,
 ) -> anyhow::Result<i32> {
     guard::install()?;
     let path = args.corpus.find()?;

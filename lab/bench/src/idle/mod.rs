@@ -49,13 +49,13 @@ struct ServerFigures {
 }
 
 #[derive(Default, Serialize)]
-struct Found {
+struct IdleFindings {
     servers: Vec<ServerFigures>,
     group: Option<WokenServers>,
     phases: Option<PhaseFigures>,
 }
 
-struct Plan {
+struct IdlePlan {
     mib: u64,
     idle_seconds: u64,
     /// Wait after the last request, seconds.
@@ -68,11 +68,11 @@ struct Plan {
 pub fn idle(args: IdleArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = match args.quick {
-        true => Plan { mib: 100, idle_seconds: 2, wait: 8, runs: 1 },
-        false => Plan { mib: 350, idle_seconds: 10, wait: 40, runs: args.runs },
+        true => IdlePlan { mib: 100, idle_seconds: 2, wait: 8, runs: 1 },
+        false => IdlePlan { mib: 350, idle_seconds: 10, wait: 40, runs: args.runs },
     };
     let programs = ServerPrograms::write()?;
-    let (mut findings, mut rows) = (Found::default(), Vec::new());
+    let (mut findings, mut rows) = (IdleFindings::default(), Vec::new());
     for language in Language::ALL {
         let all: anyhow::Result<Vec<ServerFigures>> =
             (0..plan.runs).map(|_| measure(&programs, language, &plan)).collect();
@@ -110,7 +110,7 @@ pub fn idle(args: IdleArgs) -> anyhow::Result<i32> {
 fn measure(
     programs: &ServerPrograms,
     language: Language,
-    plan: &Plan,
+    plan: &IdlePlan,
 ) -> anyhow::Result<ServerFigures> {
     let wait = Duration::from_secs(plan.wait);
     let warm = |flags: &[&str]| {

@@ -37,7 +37,7 @@ pub struct RecordArgs {
 
 /// Runs a program, and writes its trace.
 pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
-    let directory = Scratch::new()?;
+    let directory = TraceDirectory::new()?;
     let file = |name: &str| directory.0.join(name);
     let plugin = build(&directory.0)?;
     let (touches, maps) = (file("touches"), file("maps"));
@@ -86,17 +86,17 @@ pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
 }
 
 /// A directory that is removed at the end.
-struct Scratch(PathBuf);
+struct TraceDirectory(PathBuf);
 
-impl Scratch {
-    fn new() -> anyhow::Result<Scratch> {
+impl TraceDirectory {
+    fn new() -> anyhow::Result<TraceDirectory> {
         let path = std::env::temp_dir().join(format!("memfold-record-{}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
-        Ok(Scratch(path))
+        Ok(TraceDirectory(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TraceDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -117,15 +117,15 @@ fn build(directory: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Mappings of a process, as ranges of page numbers.
-struct Mappings {
+struct RecordedMappings {
     all: Vec<Range<u64>>,
     /// Those of files that the process can't write to.
     constant: Vec<Range<u64>>,
 }
 
 /// Reads `/proc/PID/maps`.
-fn excluded(maps: &str) -> Mappings {
-    let mut mappings = Mappings { all: Vec::new(), constant: Vec::new() };
+fn excluded(maps: &str) -> RecordedMappings {
+    let mut mappings = RecordedMappings { all: Vec::new(), constant: Vec::new() };
     for line in maps.lines() {
         let mut words = line.split_whitespace();
         let (Some(range), Some(access)) = (words.next(), words.next()) else { continue };

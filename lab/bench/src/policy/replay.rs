@@ -46,7 +46,7 @@ pub struct ReplayArgs {
 
 /// The result of one policy on one trace.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct ReplayRow {
     /// The trace.
     pub trace: String,
     /// Share of its pages in memory, percent.
@@ -105,14 +105,21 @@ pub fn compare(
     at: u32,
     policies: &[&Named],
     costs: &CostTable,
-) -> Vec<Row> {
+) -> Vec<ReplayRow> {
     let capacity = trace.pages() as u64 * at as u64 / 100;
-    let mut rows: Vec<Row> = policies
+    let mut rows: Vec<ReplayRow> = policies
         .iter()
         .map(|policy| {
             let counts = memory::replay(trace, capacity, &mut *(policy.make)(trace));
             let seconds = counts.seconds(costs);
-            Row { trace: name.into(), at, policy: policy.name, counts, seconds, relative: 1.0 }
+            ReplayRow {
+                trace: name.into(),
+                at,
+                policy: policy.name,
+                counts,
+                seconds,
+                relative: 1.0,
+            }
         })
         .collect();
     if let Some(own) = rows.iter().find(|row| row.policy == OWN).map(|row| row.seconds) {
@@ -125,7 +132,7 @@ fn cells<const N: usize>(texts: [&str; N]) -> Vec<String> {
     texts.map(String::from).to_vec()
 }
 
-fn table(rows: &[Row]) -> Vec<Vec<String>> {
+fn table(rows: &[ReplayRow]) -> Vec<Vec<String>> {
     let heading = cells([
         "policy",
         "at",
@@ -165,7 +172,7 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
 
 /// For each policy: the mean of its times and misses, relative to the engine's own, and the traces
 /// where it does best and worst.
-fn summary(rows: &[Row], policies: &[&Named], shares: &[u32]) -> Vec<Vec<String>> {
+fn summary(rows: &[ReplayRow], policies: &[&Named], shares: &[u32]) -> Vec<Vec<String>> {
     let mut heading = cells(["time, of memfold's"]);
     heading.extend(shares.iter().map(|at| format!("{at}%")));
     heading.extend(["best", "worst"].map(String::from));
@@ -178,7 +185,7 @@ fn summary(rows: &[Row], policies: &[&Named], shares: &[u32]) -> Vec<Vec<String>
         let mean = |at: u32| geometric_mean(of(Some(at)).map(|row| row.relative));
         let mut line = vec![policy.name.to_string()];
         line.extend(shares.iter().map(|at| format!("{:.2}", mean(*at))));
-        let text = |row: Option<&Row>| {
+        let text = |row: Option<&ReplayRow>| {
             row.map_or_else(String::new, |row| {
                 format!("{:.2} {} {}%", row.relative, row.trace, row.at)
             })
@@ -228,7 +235,7 @@ pub fn name_of(file: &Path) -> String {
 }
 
 /// Returns the lines of the file of expected figures.
-fn expected(rows: &[Row]) -> String {
+fn expected(rows: &[ReplayRow]) -> String {
     let mut text = String::from("trace\tat\tmisses\tus\n");
     for row in rows.iter().filter(|row| row.policy == OWN) {
         let us = (row.seconds * 1e6).round();
@@ -238,14 +245,14 @@ fn expected(rows: &[Row]) -> String {
 }
 
 /// Returns what is worse than the stored figures, one line each.
-pub fn worse_than_expected(rows: &[Row]) -> anyhow::Result<Vec<String>> {
+pub fn worse_than_expected(rows: &[ReplayRow]) -> anyhow::Result<Vec<String>> {
     let path = expected_path();
     let text =
         std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     Ok(worse(rows, &text))
 }
 
-fn worse(rows: &[Row], expected: &str) -> Vec<String> {
+fn worse(rows: &[ReplayRow], expected: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for row in rows.iter().filter(|row| row.policy == OWN) {
         let start = format!("{}\t{}\t", row.trace, row.at);
@@ -285,7 +292,7 @@ mod tests {
 
     #[test]
     fn figures_may_grow_by_a_hundredth() {
-        let row = |misses, seconds| Row {
+        let row = |misses, seconds| ReplayRow {
             trace: "a".into(),
             at: 25,
             policy: OWN,
@@ -298,6 +305,6 @@ mod tests {
         assert!(worse(&[row(202, 0.00101)], &text).is_empty());
         assert_eq!(worse(&[row(203, 0.001)], &text), ["a at 25%: 203 misses, not 200"]);
         assert_eq!(worse(&[row(1, 0.00102)], &text), ["a at 25%: 1020 us, not 1000"]);
-        assert_eq!(worse(&[Row { at: 26, ..row(1, 0.0) }], &text).len(), 1);
+        assert_eq!(worse(&[ReplayRow { at: 26, ..row(1, 0.0) }], &text).len(), 1);
     }
 }

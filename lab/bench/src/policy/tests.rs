@@ -2,8 +2,8 @@
 
 use crate::policy::candidates::ALL;
 use crate::policy::counts::Counts;
-use crate::policy::memory::{Arrival, Batches, Candidate, Memory, replay};
-use crate::policy::trace::{Page, Trace};
+use crate::policy::memory::{Arrival, Batches, Candidate, PolicyMemory, replay};
+use crate::policy::trace::{PageNumber, Trace};
 use memfold_engine::policy::eviction::LruList;
 use memfold_testkit::random::Random;
 
@@ -66,10 +66,10 @@ fn page_that_is_touched_again_in_the_swap_cache_is_rescued() {
     /// First in, first out. Dirty pages wait in the swap cache.
     struct Waiting;
     impl Candidate for Waiting {
-        fn arrived(&mut self, page: Page, _how: Arrival, memory: &mut Memory<'_>) {
+        fn arrived(&mut self, page: PageNumber, _how: Arrival, memory: &mut PolicyMemory<'_>) {
             memory.list(page, LruList::Inactive);
         }
-        fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
+        fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber {
             memory.lists.isolate(LruList::Inactive).expect("a page is mapped").0 - 1
         }
         fn batches(&self, _capacity: u64) -> Batches {
@@ -147,7 +147,7 @@ fn stream_loads_the_pages_that_follow() {
 fn trace_with_all_pages_in_memory_has_no_misses() {
     let trace = random(100, 1000, 3);
     for named in &ALL {
-        let counts = replay(&trace, trace.pages() as Page as u64, &mut *(named.make)(&trace));
+        let counts = replay(&trace, trace.pages() as PageNumber as u64, &mut *(named.make)(&trace));
         assert_eq!((counts.misses, counts.seconds(&crate::policy::counts::COSTS)), (0, 0.0));
     }
 }

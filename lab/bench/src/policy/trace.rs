@@ -15,13 +15,13 @@ const LEVEL: i32 = 19;
 const UNPACKED_MOST: usize = 1 << 30;
 
 /// A page of a trace: its number in the order of addresses, from 0.
-pub type Page = u32;
+pub type PageNumber = u32;
 
 /// A touch of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reference {
     /// The page.
-    pub page: Page,
+    pub page: PageNumber,
     /// Whether it was a write.
     pub write: bool,
 }
@@ -47,7 +47,7 @@ impl Trace {
             .iter()
             .map(|&(address, write)| {
                 let page = addresses.binary_search(&address).expect("each address is in the list");
-                Reference { page: page as Page, write }
+                Reference { page: page as PageNumber, write }
             })
             .collect();
         let base = addresses.first().map_or(0, |first| first & !511);
@@ -117,7 +117,7 @@ impl Trace {
             if page < 0 || page >= addresses.len() as i64 {
                 bail!("a reference to no page");
             }
-            references.push(Reference { page: page as Page, write: word & 1 != 0 });
+            references.push(Reference { page: page as PageNumber, write: word & 1 != 0 });
         }
         Ok(Trace { addresses, references })
     }
@@ -164,7 +164,8 @@ mod tests {
         let touches = [(0x7f00_0003, true), (0x1002, false), (0x7f00_0003, false), (0x1003, true)];
         let trace = Trace::new(&touches);
         assert_eq!(trace.addresses, [2, 3, 0x7eff_f003]);
-        let pages: Vec<Page> = trace.references.iter().map(|reference| reference.page).collect();
+        let pages: Vec<PageNumber> =
+            trace.references.iter().map(|reference| reference.page).collect();
         assert_eq!(pages, [2, 0, 2, 1]);
         let packed = trace.pack().unwrap();
         assert_eq!(Trace::unpack(&packed).unwrap(), trace);

@@ -16,7 +16,7 @@ pub const NOISE: f64 = 0.15;
 
 /// One child: `memfold bench NAME ARGS`.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct ReportStep {
     /// Name of the benchmark.
     pub bench: &'static str,
     /// Its arguments.
@@ -148,9 +148,9 @@ impl Gathered {
     pub fn run(
         &mut self,
         program: &Path,
-        steps: &[Step],
+        steps: &[ReportStep],
         rounds: usize,
-        mut before: impl FnMut(&Step, usize),
+        mut before: impl FnMut(&ReportStep, usize),
     ) -> anyhow::Result<()> {
         let all =
             (0..rounds).flat_map(|round| steps.iter().filter(move |step| round == 0 || !step.once));
@@ -161,7 +161,7 @@ impl Gathered {
         Ok(())
     }
 
-    fn step(&mut self, program: &Path, step: &Step) -> anyhow::Result<()> {
+    fn step(&mut self, program: &Path, step: &ReportStep) -> anyhow::Result<()> {
         let files = Files::new()?;
         let start = Instant::now();
         let outcome = run_child(program, step, &files);
@@ -236,7 +236,7 @@ impl Gathered {
 }
 
 /// Runs a child to its end. If this process dies, the child ends and restores its changes.
-fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
+fn run_child(program: &Path, step: &ReportStep, files: &Files) -> anyhow::Result<()> {
     let mut command = Command::new(program);
     command.arg(step.bench).args(&step.args).arg("--json").arg(files.path("json"));
     command
@@ -361,7 +361,8 @@ mod tests {
                       echo '{\"rows\":[{\"label\":\"a\",\"figure\":2}]}' >$3\n";
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        let step = |bench| Step { bench, args: Vec::new(), seconds_max: 1, once: bench == "bad" };
+        let step =
+            |bench| ReportStep { bench, args: Vec::new(), seconds_max: 1, once: bench == "bad" };
         let mut gathered = Gathered::default();
         gathered.run(&program, &[step("good"), step("bad"), step("slow")], 1, |_, _| ()).unwrap();
         gathered.run(&program, &[step("bad"), step("good")], 2, |_, _| ()).unwrap();

@@ -14,7 +14,7 @@ use crate::common::refusal::Refusal;
 use crate::host::machine::Machine;
 use crate::host::program::THIS;
 use crate::report::evidence::Evidence;
-use crate::report::gather::{Gathered, Step};
+use crate::report::gather::{Gathered, ReportStep};
 use crate::report::html::page;
 use crate::report::state::{against, states};
 use crate::report::text::{markdown, write_readme};
@@ -150,7 +150,7 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
     bar.enable_steady_tick(Duration::from_millis(500));
     let mut results = Gathered::default();
     // Steps that change the kernel until the next boot run last, and once.
-    let last: Vec<Step> =
+    let last: Vec<ReportStep> =
         steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
     results.run(this, &steps, rounds, |step, number| {
         bar.set_position(number as u64);
@@ -163,7 +163,7 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
 
 /// Returns all benchmarks, in the order of a round. Full: two rounds in about 30 minutes. Quick:
 /// one in about 3.
-fn steps(quick: bool, zswap: bool) -> Vec<Step> {
+fn steps(quick: bool, zswap: bool) -> Vec<ReportStep> {
     // SAFETY: geteuid touches no memory and can't fail.
     let root = unsafe { libc::geteuid() } == 0;
     let walk = match (root, quick) {
@@ -176,7 +176,7 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
     let short = if quick { "--quick" } else { "" };
     let step = |bench, args: &str, seconds_max| {
         let args = args.split_whitespace().map(String::from).collect();
-        Step { bench, args, seconds_max, once: false }
+        ReportStep { bench, args, seconds_max, once: false }
     };
     let mut steps =
         vec![step("walk", walk, 600), step("usemem", if quick { "--quick" } else { "128M" }, 300)];
@@ -184,10 +184,10 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         steps.push(step("store", "--quick", 120));
     } else {
         // At full length: 100 times out and in; a soak; a terabyte.
-        steps.push(Step { once: true, ..step("store", "--part engine", 400) });
+        steps.push(ReportStep { once: true, ..step("store", "--part engine", 400) });
         let soak = "--peer memfold-thread --runs 1 --phases fill,random --soak 45";
-        steps.push(Step { once: true, ..step("walk", soak, 200) });
-        steps.push(Step { once: true, ..step("swap", "--part index", 300) });
+        steps.push(ReportStep { once: true, ..step("walk", soak, 200) });
+        steps.push(ReportStep { once: true, ..step("swap", "--part index", 300) });
         steps.push(step("store", "--quick --part canned,zram,batch,overhead,churn,pools", 120));
     }
     steps.push(step("blocks", short, 120));
@@ -204,8 +204,8 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         let args = format!(
             "{size} --peer memfold:lz4:64k+swap --peer zswap:lzo:64k --peer zswap:deflate:64k"
         );
-        steps.push(Step { once: true, ..step("usemem", &args, 300) });
-        steps.push(Step {
+        steps.push(ReportStep { once: true, ..step("usemem", &args, 300) });
+        steps.push(ReportStep {
             once: true,
             ..step("swap", &format!("{short} --part kernel --zswap"), 300)
         });
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn zswap_runs_only_on_request_and_every_step_has_a_timeout() {
         for quick in [false, true] {
-            let named = |steps: &[Step]| {
+            let named = |steps: &[ReportStep]| {
                 steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"))
             };
             assert!(!named(&steps(quick, false)));

@@ -2,7 +2,7 @@
 
 /// What shows that a requirement is met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum ShownBy {
     /// A test: its file from the root of the repository, and its name.
     Test(&'static str, &'static str),
     /// The figures of a benchmark whose labels have this prefix. An empty prefix selects all.
@@ -16,16 +16,16 @@ pub struct Requirement {
     /// A summary.
     pub what: &'static str,
     /// What shows it; empty if nothing does.
-    pub shown: &'static [Shown],
+    pub shown: &'static [ShownBy],
     /// Its known gaps; empty if there are none.
     pub lacks: &'static str,
 }
 
-use Shown::{Figures, Test};
+use ShownBy::{Figures, Test};
 
-const FULL_POOL: Shown =
+const FULL_POOL: ShownBy =
     Test("engine/engine/tests/swap.rs", "m9_z10_full_pool_is_packed_and_loaded_block_by_block");
-const COLD_OBJECTS: Shown =
+const COLD_OBJECTS: ShownBy =
     Test("block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
 
 /// All requirements, in order.

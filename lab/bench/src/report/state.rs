@@ -3,13 +3,13 @@
 use crate::common::summary::show;
 use crate::common::verdict::Verdict;
 use crate::report::gather::{Fact, Gathered, differ};
-use crate::report::rows::{REQUIREMENTS, Requirement, Shown};
+use crate::report::rows::{REQUIREMENTS, Requirement, ShownBy};
 use serde::Serialize;
 use std::path::Path;
 
 /// A requirement with its evidence.
 #[derive(Debug, Serialize)]
-pub struct State {
+pub struct RequirementState {
     /// Its name.
     pub name: &'static str,
     /// Its summary.
@@ -28,17 +28,17 @@ pub struct State {
 const FIGURES_MAX: usize = 4;
 
 /// Returns the states of all requirements.
-pub fn states(gathered: &Gathered) -> Vec<State> {
+pub fn states(gathered: &Gathered) -> Vec<RequirementState> {
     REQUIREMENTS.iter().map(|requirement| state(requirement, gathered)).collect()
 }
 
-fn state(requirement: &Requirement, gathered: &Gathered) -> State {
+fn state(requirement: &Requirement, gathered: &Gathered) -> RequirementState {
     let (mut tests, mut figures, mut facts, mut unmeasured) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for evidence in requirement.shown {
         match evidence {
-            Shown::Test(_, name) => tests.push(*name),
-            Shown::Figures(bench, label) => {
+            ShownBy::Test(_, name) => tests.push(*name),
+            ShownBy::Figures(bench, label) => {
                 let matches = |fact: &&Fact| fact.bench == *bench && fact.label.starts_with(label);
                 let matching_facts: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
                 // Figures with a verdict come first.
@@ -70,7 +70,7 @@ fn state(requirement: &Requirement, gathered: &Gathered) -> State {
         () if !lacks.is_empty() => "in part",
         () => "shown",
     };
-    State {
+    RequirementState {
         name: requirement.name,
         what: requirement.what,
         state,
@@ -109,12 +109,12 @@ pub fn figure(fact: &Fact) -> String {
 /// noise allowed, and returns a line for each.
 pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<String>> {
     #[derive(serde::Deserialize)]
-    struct Earlier {
+    struct EarlierFacts {
         gathered: Gathered,
     }
     let text = std::fs::read_to_string(earlier)
         .map_err(|error| anyhow::anyhow!("{}: {error}", earlier.display()))?;
-    let earlier: Earlier = serde_json::from_str(&text).map_err(|error| {
+    let earlier: EarlierFacts = serde_json::from_str(&text).map_err(|error| {
         anyhow::anyhow!("{}: not a report of memfold bench report: {error}", earlier.display())
     })?;
     let mut lines = Vec::new();

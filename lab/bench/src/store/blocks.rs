@@ -2,7 +2,7 @@
 
 use crate::common::row::StoreRow;
 use crate::corpus::file::{CorpusFile, PAGE};
-use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::store::pool::{Whole, whole};
 use serde_json::json;
 
@@ -16,8 +16,8 @@ pub fn blocks(args: BriefArgs) -> anyhow::Result<i32> {
     brief("blocks", &args, |corpus, _, quick| measure(corpus, if quick { 1 } else { 3 }))
 }
 
-fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Found> {
-    let mut findings = Found { rows: Vec::new(), name: "blocks", raw: Vec::new() };
+fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<BriefFindings> {
+    let mut findings = BriefFindings { rows: Vec::new(), name: "blocks", raw: Vec::new() };
     for codec in CODECS {
         let mut small: Option<Whole> = None;
         for order in ORDERS {

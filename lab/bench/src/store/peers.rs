@@ -4,7 +4,7 @@
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
-use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::host::guard;
 use crate::host::machine::kib_field;
 use anyhow::{Context, bail, ensure};
@@ -72,9 +72,9 @@ impl Drop for Data<'_> {
     }
 }
 
-fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Result<Found> {
+fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Result<BriefFindings> {
     let data = Data::new(corpus, times)?;
-    let mut findings = Found { rows: Vec::new(), name: "peers", raw: Vec::new() };
+    let mut findings = BriefFindings { rows: Vec::new(), name: "peers", raw: Vec::new() };
     let mut others = Vec::new();
     for codec in ["lz4", "zstd"] {
         let name = format!("memfold {codec}, blocks of 16K");

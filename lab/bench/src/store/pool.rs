@@ -77,16 +77,16 @@ pub fn load(store: &Store, w: &mut CodecWorker, handles: &[Handle], order: Order
 }
 
 /// A page-aligned buffer for one folio of any order.
-pub struct Buffer(Vec<Page>);
+pub struct Buffer(Vec<AlignedPage>);
 
 #[repr(C, align(4096))]
 #[derive(Copy, Clone)]
-struct Page([u8; PAGE]);
+struct AlignedPage([u8; PAGE]);
 
 impl Buffer {
     /// Makes a buffer of zeros.
     pub fn new(bytes: usize) -> Buffer {
-        Buffer(vec![Page([0; PAGE]); bytes.div_ceil(PAGE)])
+        Buffer(vec![AlignedPage([0; PAGE]); bytes.div_ceil(PAGE)])
     }
 
     /// Returns the bytes.

@@ -6,7 +6,7 @@ use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::{Pages, corpus_sums};
-use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::store::pool::{Buffer, FOLIO_PAGES, load, order, save, store};
 use anyhow::ensure;
 use memfold_engine::{Delivery, Memory, Region};
@@ -28,7 +28,7 @@ const BEST_SHARE: f64 = 0.97;
 /// Measures, prints and returns the exit status.
 pub fn pools(args: BriefArgs) -> anyhow::Result<i32> {
     brief("pools", &args, |corpus, _, quick| {
-        let mut findings = Found { rows: Vec::new(), name: "pools", raw: Vec::new() };
+        let mut findings = BriefFindings { rows: Vec::new(), name: "pools", raw: Vec::new() };
         many(corpus, quick, &mut findings)?;
         for (zeros, folio) in [(true, "4K"), (true, "2M"), (false, "4K"), (false, "2M")] {
             sequential(corpus, zeros, folio, quick, &mut findings.rows)?;
@@ -139,7 +139,7 @@ fn together(
     Ok(Together::of((WORKLOADS * steps) as f64, (RUN * PAGE) as f64 / 1e6, seconds, waits, wait_ns))
 }
 
-fn many(corpus: &CorpusFile, quick: bool, found: &mut Found) -> anyhow::Result<()> {
+fn many(corpus: &CorpusFile, quick: bool, found: &mut BriefFindings) -> anyhow::Result<()> {
     let (default, counts) = pool_counts(&[8, 32]);
     let (part, steps, rounds) = if quick { (4 << 20, 300, 3) } else { (16 << 20, 1500, 5) };
     let sums = corpus_sums(corpus);

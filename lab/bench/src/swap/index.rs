@@ -18,13 +18,13 @@ const SPARSE_MAX_MIB: u64 = 256;
 const HUGE: usize = 2 << 20;
 
 /// Memory of an engine when all is folded, in bytes.
-struct Held {
+struct HeldBytes {
     index: u64,
     pool: u64,
 }
 
 /// Fills every page of a region of `len` bytes with a different pattern, and folds it.
-fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
+fn held(len: usize, settings: &[String]) -> anyhow::Result<HeldBytes> {
     let (memory, region) = folded(len, Delivery::Signal, settings)?;
     for page in 0..len / PAGE {
         // SAFETY: the page lies in the region, which nothing else uses.
@@ -36,7 +36,7 @@ fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
     fold(&memory, &region, len);
     let stats = memory.stats();
     let sizes =
-        Held { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
+        HeldBytes { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
     for page in (0..len / PAGE).step_by(997) {
         // SAFETY: the page lies in the region, which nothing else uses.
         let word = unsafe {

@@ -9,7 +9,7 @@ use crate::common::summary::show;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::{Pages, corpus_sums};
 use crate::harness::region::counters_of;
-use crate::host::guard::{self, Scratch};
+use crate::host::guard::{self, GuardedDirectory};
 use crate::host::machine::kib_field;
 use crate::host::program::find;
 use crate::swap::load::Load;
@@ -156,7 +156,7 @@ pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow
                 .collect());
         }
     };
-    let scratch = Scratch::new("remote")?;
+    let scratch = GuardedDirectory::new("remote")?;
     let redis = Redis::start(&program, scratch.path())?;
     let socket = scratch.path().join("socket");
     let settings = StoreSettings::parse(&redis.url, TIMEOUT).map_err(anyhow::Error::msg)?;

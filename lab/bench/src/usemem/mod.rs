@@ -24,7 +24,7 @@ use crate::host::journal::JOURNAL_PATH;
 use crate::host::machine::Machine;
 use crate::host::program::memfold;
 use crate::host::zram::Zram;
-use crate::usemem::peer::{Pager, SWAP_DIR, default_peers, parse};
+use crate::usemem::peer::{PagerSetting, SWAP_DIR, default_peers, parse};
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -115,12 +115,12 @@ struct Took {
 }
 
 #[derive(Serialize)]
-struct Found {
+struct UsememFindings {
     conditions: String,
     peers: Vec<Took>,
 }
 
-struct Plan {
+struct UsememPlan {
     corpus: PathBuf,
     size: u64,
     limit: u64,
@@ -131,7 +131,7 @@ struct Plan {
 /// was wrong, a run failed or, with `--check`, a row is short. Every kernel setting is restored.
 pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
-    let plan = Plan::new(args)?;
+    let plan = UsememPlan::new(args)?;
     let (mut pagers, mut left_out) = (Vec::new(), Vec::new());
     let peers: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
     for text in if peers.is_empty() { default_peers(plan.args.quick) } else { peers.clone() } {
@@ -143,7 +143,7 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
             }
         }
     }
-    let kernel = pagers.iter().any(|pager| !matches!(pager, Pager::Memfold { .. }));
+    let kernel = pagers.iter().any(|pager| !matches!(pager, PagerSetting::Memfold { .. }));
     if kernel {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
@@ -176,7 +176,7 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
         .collect();
     let rows = rows(&pagers, &peers, &left_out);
     peers.extend(left_out.iter().map(|(pager, why)| Took::of(pager, &[], why.clone())));
-    let mut report = Report::new(Found { conditions: plan.conditions(), peers });
+    let mut report = Report::new(UsememFindings { conditions: plan.conditions(), peers });
     report.rows = rows;
     let is_wrong = report.found.peers.iter().any(|result| result.bytes_wrong > 0);
     let note = format!("; zswap enabled: {}", report.machine.zswap_enabled);
@@ -191,19 +191,19 @@ fn has_failed(result: &RunResult) -> bool {
 }
 
 /// Returns why this machine can't run this peer.
-fn why_not(pager: &Pager) -> Result<(), Refusal> {
+fn why_not(pager: &PagerSetting) -> Result<(), Refusal> {
     match pager {
-        Pager::Memfold { .. } => Ok(()),
-        Pager::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
-        Pager::File { zswap: Some(_), folio } => {
+        PagerSetting::Memfold { .. } => Ok(()),
+        PagerSetting::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
+        PagerSetting::File { zswap: Some(_), folio } => {
             check().and_then(|()| check_zswap()).and_then(|()| folio.check())
         }
-        Pager::File { zswap: None, folio } => check().and_then(|()| folio.check()),
+        PagerSetting::File { zswap: None, folio } => check().and_then(|()| folio.check()),
     }
 }
 
-impl Plan {
-    fn new(args: UsememArgs) -> anyhow::Result<Plan> {
+impl UsememPlan {
+    fn new(args: UsememArgs) -> anyhow::Result<UsememPlan> {
         let size = args.size.unwrap_or(if args.quick { 48 << 20 } else { 256 << 20 }) / PAGE as u64
             * PAGE as u64;
         let all = size.saturating_mul(args.nproc as u64);
@@ -227,7 +227,7 @@ impl Plan {
         // Reading all of it puts it into the page cache, charged to this process.
         CorpusFile::open(&corpus)?;
         std::fs::read(&corpus).with_context(|| format!("reading {}", corpus.display()))?;
-        Ok(Plan { corpus, size, limit, args })
+        Ok(UsememPlan { corpus, size, limit, args })
     }
 
     fn conditions(&self) -> String {
@@ -257,11 +257,11 @@ impl Plan {
         list
     }
 
-    fn run(&self, pager: &Pager) -> anyhow::Result<RunResult> {
+    fn run(&self, pager: &PagerSetting) -> anyhow::Result<RunResult> {
         let limit_bytes = self.limit + (self.args.nproc as u64 + 1) * OWN_BYTES;
         let this = std::env::current_exe().context("finding this program's own file")?;
         match pager {
-            Pager::Memfold { .. } => {
+            PagerSetting::Memfold { .. } => {
                 let stats = StatsFile::new();
                 let mut command = Command::new(memfold()?);
                 command
@@ -274,7 +274,7 @@ impl Plan {
                 result.counters.extend(stats.counters());
                 Ok(result)
             }
-            Pager::Zram { codec, folio } => {
+            PagerSetting::Zram { codec, folio } => {
                 let area_bytes = self.size * self.args.nproc as u64;
                 let run = ZramRun { codec, folio: *folio, area_bytes, resident_bytes: limit_bytes };
                 let huge = *folio != FolioKib(4);
@@ -285,7 +285,7 @@ impl Plan {
                     |_| Ok(()),
                 )
             }
-            Pager::File { zswap, folio } => {
+            PagerSetting::File { zswap, folio } => {
                 let (dir, area_bytes) = (Path::new(SWAP_DIR), self.size * self.args.nproc as u64);
                 let zswap = zswap.as_deref().map(|codec| (codec, ZSWAP_PERCENT));
                 let run =
@@ -298,7 +298,7 @@ impl Plan {
 }
 
 impl Took {
-    fn of(pager: &Pager, runs: &[RunResult], note: String) -> Took {
+    fn of(pager: &PagerSetting, runs: &[RunResult], note: String) -> Took {
         let phase = |phase| {
             let results =
                 runs.iter().flat_map(|run| &run.phases).filter(|result| result.phase == phase);
@@ -320,7 +320,7 @@ impl Took {
             )
         };
         let ours = counters.get(RATIO_PERMILLE).map(|ratio| *ratio as f64 / 1e3);
-        let ratio = if matches!(pager, Pager::Memfold { .. }) { ours } else { kernel() };
+        let ratio = if matches!(pager, PagerSetting::Memfold { .. }) { ours } else { kernel() };
         Took {
             peer: pager.name(),
             out_mb_s: phase(Phase::Fill),
@@ -359,7 +359,11 @@ impl Took {
 
 /// Makes rows of memfold against zram at the same folio size, of large folios against small ones,
 /// and of memory held.
-fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
+fn rows(
+    pagers: &[PagerSetting],
+    peers: &[Took],
+    left_out: &[(PagerSetting, String)],
+) -> Vec<StoreRow> {
     let mut rows: Vec<StoreRow> = pagers
         .iter()
         .zip(peers)
@@ -392,8 +396,8 @@ fn find<'a>(peers: &'a [Took], name: &str) -> Option<&'a Took> {
 }
 
 /// Makes rows of a memfold run against the peers that it is compared with.
-fn against(pager: &Pager, took: &Took, peers: &[Took]) -> Vec<StoreRow> {
-    let Pager::Memfold { codec, folio, with } = pager else { return Vec::new() };
+fn against(pager: &PagerSetting, took: &Took, peers: &[Took]) -> Vec<StoreRow> {
+    let PagerSetting::Memfold { codec, folio, with } = pager else { return Vec::new() };
     let mut rows = Vec::new();
     if let Some(theirs) = find(peers, &format!("zram:lzo-rle:{}", folio.name())) {
         let source = match (folio.0, codec.as_str(), with.is_empty()) {
@@ -477,7 +481,7 @@ fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
     ])
 }
 
-impl Found {
+impl UsememFindings {
     fn text(&self, init_time: bool) -> String {
         let mut text = format!("{}\n\n", self.conditions);
         let mut head = vec![

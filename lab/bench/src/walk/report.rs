@@ -8,7 +8,7 @@ use crate::harness::report::Report;
 use crate::harness::runner::RunResult;
 use crate::harness::workload::{Phase, PhaseResult};
 use crate::walk::peer::{Form, Peer};
-use crate::walk::targets::{Row, compare, memory_rows, wrong_row};
+use crate::walk::targets::{TargetRow, compare, memory_rows, wrong_row};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct Walked {
 }
 
 /// The report of a walk, whose rows compare with the kernel's best.
-pub type WalkReport = Report<Walked, Row>;
+pub type WalkReport = Report<Walked, TargetRow>;
 
 impl WalkReport {
     /// Computes the rows from the runs.
@@ -100,7 +100,7 @@ impl WalkReport {
         }
         let heading = ["it must reach", "memfold", "kernel's best", "ratio", "target", "verdict"];
         let mut rows = vec![heading.map(String::from).to_vec()];
-        rows.extend(self.rows.iter().map(Row::cells));
+        rows.extend(self.rows.iter().map(TargetRow::cells));
         text + &layout(&rows)
     }
 

@@ -42,10 +42,10 @@ pub enum Fate {
 
 /// A directory, shared by all its clones.
 #[derive(Clone)]
-pub struct Forgetful(Arc<Mutex<State>>);
+pub struct Forgetful(Arc<Mutex<FolderState>>);
 
 #[derive(Clone, Default)]
-struct State {
+struct FolderState {
     inodes: Vec<Inode>,
     names: BTreeMap<Vec<u8>, usize>,
     names_on_disk: BTreeMap<Vec<u8>, usize>,
@@ -56,7 +56,7 @@ struct State {
     has_no_nameless: bool,
     /// Bytes that all files together may have.
     room: Option<usize>,
-    moments: Option<Vec<(usize, State)>>,
+    moments: Option<Vec<(usize, FolderState)>>,
     note: usize,
 }
 
@@ -120,7 +120,7 @@ impl NameChange {
     }
 }
 
-impl State {
+impl FolderState {
     /// Counts a call, and returns its fault.
     fn call(&mut self) -> Option<Fault> {
         self.calls += 1;
@@ -163,13 +163,13 @@ impl Forgetful {
         Forgetful(Arc::default())
     }
 
-    fn of(mut state: State) -> Forgetful {
+    fn of(mut state: FolderState) -> Forgetful {
         state.inodes.iter_mut().for_each(|inode| inode.is_locked = false);
         (state.fault, state.moments, state.calls, state.note) = (None, None, 0, 0);
         Forgetful(Arc::new(Mutex::new(state)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FolderState> {
         self.0.lock().expect("nobody panics with the lock")
     }
 
@@ -273,7 +273,7 @@ impl Forgetful {
         Forgetful::of(self.lock().clone())
     }
 
-    fn new_file(&self, state: &mut State) -> Box<dyn File> {
+    fn new_file(&self, state: &mut FolderState) -> Box<dyn File> {
         state.inodes.push(Inode::default());
         Box::new(Open {
             folder: self.clone(),

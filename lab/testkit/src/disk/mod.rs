@@ -34,11 +34,11 @@ pub enum DiskTrouble {
 /// A device in memory. Clones share it.
 #[derive(Clone)]
 pub struct MemoryDisk {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<DiskState>>,
     released: Arc<Condvar>,
 }
 
-struct Inner {
+struct DiskState {
     bytes: Vec<u8>,
     size_max: u64,
     file_system: u64,
@@ -65,7 +65,7 @@ impl Default for MemoryDisk {
 impl MemoryDisk {
     /// Makes an empty device that can grow to `size_max` bytes.
     pub fn new(size_max: u64) -> MemoryDisk {
-        let inner = Inner {
+        let inner = DiskState {
             bytes: Vec::new(),
             size_max,
             file_system: u64::MAX,
@@ -175,7 +175,7 @@ impl MemoryDisk {
     }
 }
 
-impl Inner {
+impl DiskState {
     fn due(&mut self, direction: Direction) -> Option<DiskTrouble> {
         let mut due = None;
         for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == direction && s.1 > 0) {

@@ -44,7 +44,7 @@ impl NamedStacks {
     /// Finds the names of all stacks.
     pub fn of(recording: &Recording) -> NamedStacks {
         let mut stacks = NamedStacks { functions: Interned::new(), stacks: Vec::new() };
-        let names = CodeNames::of(recording);
+        let names = CodeFunctions::of(recording);
         for stack in recording.stacks.values() {
             let functions = joined(recording, &names, stack);
             let indices = functions.into_iter().map(|function| stacks.functions.index(function));
@@ -61,7 +61,7 @@ impl NamedStacks {
 }
 
 /// Returns the functions of a stack. Python functions take the place of the function that runs them.
-fn joined(recording: &Recording, names: &CodeNames, stack: &RawStack) -> Vec<Function> {
+fn joined(recording: &Recording, names: &CodeFunctions, stack: &RawStack) -> Vec<Function> {
     let python = |code: &u64| match recording.function(stack.process, *code) {
         Some(found) => {
             Function { name: found.name.clone(), file: found.file.clone(), line: Some(found.line) }
@@ -90,13 +90,13 @@ fn joined(recording: &Recording, names: &CodeNames, stack: &RawStack) -> Vec<Fun
 
 /// The functions at places of compiled code, the innermost first: a compiler may have put several
 /// into one.
-struct CodeNames {
+struct CodeFunctions {
     in_files: HashMap<(usize, u64), Vec<Function>>,
     in_memory: HashMap<(usize, u64), Vec<Function>>,
 }
 
-impl CodeNames {
-    fn of(recording: &Recording) -> CodeNames {
+impl CodeFunctions {
+    fn of(recording: &Recording) -> CodeFunctions {
         let mut offsets = vec![Vec::new(); recording.files.len()];
         let mut addresses = vec![Vec::new(); recording.process_count()];
         for stack in recording.stacks.values() {
@@ -107,7 +107,7 @@ impl CodeNames {
                 }
             }
         }
-        let mut names = CodeNames { in_files: HashMap::new(), in_memory: HashMap::new() };
+        let mut names = CodeFunctions { in_files: HashMap::new(), in_memory: HashMap::new() };
         let symbolizer = Symbolizer::new();
         for (file, offsets) in offsets.iter_mut().enumerate() {
             offsets.sort_unstable();
@@ -243,7 +243,7 @@ mod tests {
             .iter()
             .zip(1..)
             .map(|(name, at)| ((0, at), vec![Function::compiled(name, "python3")]));
-        let names = CodeNames { in_files: HashMap::new(), in_memory: in_memory.collect() };
+        let names = CodeFunctions { in_files: HashMap::new(), in_memory: in_memory.collect() };
         let join = |code: &[u64], frames: &[u64]| {
             let code = code.iter().map(|at| CodePlace::Anonymous(*at)).collect();
             let stack = RawStack { process: 0, code, frames: frames.to_vec() };

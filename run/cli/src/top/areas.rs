@@ -21,7 +21,7 @@ const ANONYMOUS: &str = "anonymous";
 
 /// Maps next to each other with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Area {
+pub struct MappedArea {
     /// The file, or what the kernel calls it; `anonymous` without a name.
     pub name: String,
     pub bytes: u64,
@@ -32,7 +32,7 @@ pub struct Area {
     end: u64,
 }
 
-impl Area {
+impl MappedArea {
     /// Returns the bytes that are not resident.
     pub fn missing_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.resident_bytes)
@@ -41,12 +41,12 @@ impl Area {
 
 /// Returns the areas of a process, managed ones first, each kind by size. memfold's own maps are
 /// left out.
-pub fn parse(smaps: &str) -> Vec<Area> {
-    let mut all: Vec<Area> = Vec::new();
+pub fn parse(smaps: &str) -> Vec<MappedArea> {
+    let mut all: Vec<MappedArea> = Vec::new();
     let maps = ProcessMap::all(smaps).into_iter();
     maps.filter(|map| !map.is_own()).for_each(|map| push(&mut all, &map));
     if all.iter().all(|area| area.is_managed == Some(false)) {
-        let is_fileless = |area: &&mut Area| {
+        let is_fileless = |area: &&mut MappedArea| {
             let name = area.name.as_str();
             name == ANONYMOUS || name == "[heap]" || name.starts_with("[anon:")
         };
@@ -60,7 +60,7 @@ pub fn parse(smaps: &str) -> Vec<Area> {
 }
 
 /// Adds a map to the area before it, or as an area.
-fn push(all: &mut Vec<Area>, map: &ProcessMap) {
+fn push(all: &mut Vec<MappedArea>, map: &ProcessMap) {
     let name = if map.name.is_empty() { ANONYMOUS.to_string() } else { printable(&map.name) };
     let is_managed = Some(map.is_registered());
     if let Some(last) = all.last_mut()
@@ -74,11 +74,11 @@ fn push(all: &mut Vec<Area>, map: &ProcessMap) {
         return;
     }
     let (bytes, resident_bytes) = (map.bytes(), map.resident_bytes);
-    all.push(Area { name, bytes, resident_bytes, is_managed, end: map.end });
+    all.push(MappedArea { name, bytes, resident_bytes, is_managed, end: map.end });
 }
 
 /// The areas of the process that is looked at, or why there are none.
-pub type ReadAreas = Result<Vec<Area>, String>;
+pub type ReadAreas = Result<Vec<MappedArea>, String>;
 
 /// Reads the areas of one process at a time, in a thread, because that may take long.
 #[derive(Default)]

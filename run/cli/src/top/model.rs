@@ -1,7 +1,7 @@
 //! From answers to rows: what each run, group, server, process and device holds, and its rates
 //! between two answers.
 use super::text::{short_count, short_size};
-use super::watch::{Answer, Heard, Source};
+use super::watch::{Answer, Heard, WatchSource};
 use crate::report::json::read_times;
 use crate::runs::counted;
 use memfold_stats::TimeCounts;
@@ -20,7 +20,7 @@ pub enum RowKey {
 
 /// The content of the screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Page {
+pub enum TopPage {
     /// All runs, groups and servers.
     All,
     /// The runs of a group.
@@ -135,16 +135,16 @@ impl Row {
 }
 
 /// Returns the rows of a page, in the order of their keys.
-pub fn rows(heard: &[Heard], page: &Page, now: Instant) -> Vec<Row> {
+pub fn rows(heard: &[Heard], page: &TopPage, now: Instant) -> Vec<Row> {
     let mut rows = match page {
-        Page::All => all(heard, now),
-        Page::Group(name) => {
+        TopPage::All => all(heard, now),
+        TopPage::Group(name) => {
             let is_in_it =
                 |row: &Row| matches!(row.key, RowKey::Run(_)) && row.group.as_ref() == Some(name);
             all(heard, now).into_iter().filter(is_in_it).collect()
         }
-        Page::Run(run) | Page::Process { run, .. } => processes(heard, *run),
-        Page::Server(pid) => exports(heard, *pid),
+        TopPage::Run(run) | TopPage::Process { run, .. } => processes(heard, *run),
+        TopPage::Server(pid) => exports(heard, *pid),
     };
     rows.sort_by(|a, b| a.key.cmp(&b.key));
     rows
@@ -154,21 +154,21 @@ fn all(heard: &[Heard], now: Instant) -> Vec<Row> {
     let mut rows = Vec::new();
     for one in heard {
         let row = match one.source {
-            Source::Groups => continue,
-            Source::Run(pid) => of_run(pid, one),
-            Source::Server(pid) => of_server(pid, one),
+            WatchSource::Groups => continue,
+            WatchSource::Run(pid) => of_run(pid, one),
+            WatchSource::Server(pid) => of_server(pid, one),
         };
         let is_stopped = one.process.as_ref().is_some_and(|process| process.is_stopped);
         rows.push(Row { silent: one.silent(now), is_stopped, ..row });
     }
-    let groups = found(heard, Source::Groups).and_then(|one| one.now.as_ref());
+    let groups = found(heard, WatchSource::Groups).and_then(|one| one.now.as_ref());
     for group in groups.iter().flat_map(|answer| list(&answer.value)) {
         rows.push(of_group(group, &rows));
     }
     rows
 }
 
-fn found(heard: &[Heard], source: Source) -> Option<&Heard> {
+fn found(heard: &[Heard], source: WatchSource) -> Option<&Heard> {
     heard.iter().find(|one| one.source == source)
 }
 
@@ -364,7 +364,7 @@ fn device_rates(counters: &Pair<'_>) -> Rates {
 }
 
 fn exports(heard: &[Heard], pid: u32) -> Vec<Row> {
-    let Some(pair) = found(heard, Source::Server(pid)).and_then(Pair::of) else {
+    let Some(pair) = found(heard, WatchSource::Server(pid)).and_then(Pair::of) else {
         return Vec::new();
     };
     let one = |(export, counters): (&Value, Pair<'_>)| {
@@ -381,7 +381,9 @@ fn exports(heard: &[Heard], pid: u32) -> Vec<Row> {
 }
 
 fn processes(heard: &[Heard], run: u32) -> Vec<Row> {
-    let Some(pair) = found(heard, Source::Run(run)).and_then(Pair::of) else { return Vec::new() };
+    let Some(pair) = found(heard, WatchSource::Run(run)).and_then(Pair::of) else {
+        return Vec::new();
+    };
     let codec = text(&pair.now["codec"]);
     let one = |process: Pair<'_>| {
         let pid = number(process.now, "pid") as u32;
@@ -447,7 +449,7 @@ const COUNTERS: [(&str, &str, Shown); 24] = [
 
 /// Returns the counters of a process, each as its label and its value.
 pub fn counters(heard: &[Heard], run: u32, pid: u32) -> Vec<(&'static str, String)> {
-    let pair = found(heard, Source::Run(run)).and_then(Pair::of);
+    let pair = found(heard, WatchSource::Run(run)).and_then(Pair::of);
     let process =
         pair.and_then(|pair| processes_of(pair).find(|one| one.now["pid"] == u64::from(pid)));
     let Some(process) = process else { return Vec::new() };

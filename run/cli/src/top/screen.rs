@@ -3,8 +3,8 @@
 use super::areas::AreaReader;
 use super::columns::{filter, sort};
 use super::draw::{Screen, draw, table_width};
-use super::keys::{Action, State, press};
-use super::model::{Page, Row, RowKey, counters, rows};
+use super::keys::{KeyAction, ViewState, press};
+use super::model::{Row, RowKey, TopPage, counters, rows};
 use super::watch::{Heard, Watch};
 use super::{export, limit};
 use crate::child::signals::{PassedSignals, stop};
@@ -173,7 +173,7 @@ struct TopLoop {
     interval: Duration,
     watch: Watch,
     reader: AreaReader,
-    state: State,
+    state: ViewState,
     heard: Vec<Heard>,
     to: Sender<Event>,
 }
@@ -186,7 +186,7 @@ impl TopLoop {
             interval,
             watch: Watch::begin(interval),
             reader: AreaReader::default(),
-            state: State::new(),
+            state: ViewState::new(),
             heard: Vec::new(),
             to,
         })
@@ -201,8 +201,8 @@ impl TopLoop {
             let wait = next.saturating_duration_since(Instant::now()).min(RESIZE_PERIOD);
             match events.recv_timeout(wait) {
                 Ok(Event::Key(key)) => match self.press(key, &rows) {
-                    Action::Quit => return Ok(0),
-                    Action::Suspend => self.suspend()?,
+                    KeyAction::Quit => return Ok(0),
+                    KeyAction::Suspend => self.suspend()?,
                     _ => {}
                 },
                 Ok(Event::Suspend) => self.suspend()?,
@@ -224,15 +224,15 @@ impl TopLoop {
     fn draw(&mut self) -> io::Result<Vec<Row>> {
         let now = Instant::now();
         let page = self.state.page().clone();
-        let all = rows(&self.heard, &Page::All, now);
+        let all = rows(&self.heard, &TopPage::All, now);
         let mut rows_of_page = match &page {
-            Page::All => all.clone(),
+            TopPage::All => all.clone(),
             page => rows(&self.heard, page, now),
         };
         filter(&mut rows_of_page, &self.state.filter);
         sort(&mut rows_of_page, self.state.sort);
         let process = match page {
-            Page::Process { run, pid } => Some((run, pid)),
+            TopPage::Process { run, pid } => Some((run, pid)),
             _ => None,
         };
         self.reader.look_at(process.map(|(_, pid)| pid));
@@ -275,17 +275,17 @@ impl TopLoop {
     }
 
     /// Does what a key asks, except to quit and to suspend. Returns the action.
-    fn press(&mut self, key: Key, rows: &[Row]) -> Action {
+    fn press(&mut self, key: Key, rows: &[Row]) -> KeyAction {
         let action = press(&mut self.state, key, rows);
         match &action {
-            Action::None | Action::Quit | Action::Suspend => {}
-            Action::Export => {
+            KeyAction::None | KeyAction::Quit | KeyAction::Suspend => {}
+            KeyAction::Export => {
                 self.state.message = match export(&self.watch.heard(), Path::new(".")) {
                     Ok(name) => format!("Written: {name}"),
                     Err(e) => format!("The figures can't be written to the current directory: {e}"),
                 };
             }
-            Action::SetLimit { of, size } => self.set_limit(of.clone(), size.clone()),
+            KeyAction::SetLimit { of, size } => self.set_limit(of.clone(), size.clone()),
         }
         action
     }

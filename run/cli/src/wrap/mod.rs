@@ -7,7 +7,7 @@ use crate::failure::CommandFailure;
 use crate::printable::printable;
 use crate::run;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use service::Service;
+use service::UserService;
 use std::path::PathBuf;
 use wrapper::WrapperFolder;
 
@@ -91,7 +91,7 @@ pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         say!("{}", folder.wrap(name, &flags)?.display());
     }
     for name in &services {
-        say!("{}", Service::find(name)?.wrap(&flags)?.display());
+        say!("{}", UserService::find(name)?.wrap(&flags)?.display());
     }
     if let Some(line) = folder.line_for_path(&names) {
         eprintln!(

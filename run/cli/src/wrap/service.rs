@@ -24,18 +24,18 @@ fn folders() -> Result<impl Iterator<Item = PathBuf>, CommandFailure> {
 }
 
 /// A unit of the user's systemd, as it is without memfold.
-pub struct Service {
+pub struct UserService {
     name: String,
     file: PathBuf,
     text: String,
 }
 
-impl Service {
+impl UserService {
     /// Finds a service by its name, with `.service` or without.
     ///
     /// # Errors
     /// 125: there is no such unit, or it can't be read.
-    pub fn find(name: &str) -> Result<Service, CommandFailure> {
+    pub fn find(name: &str) -> Result<UserService, CommandFailure> {
         let name = full(name)?;
         let Some(file) = folders()?.map(|folder| folder.join(&name)).find(|file| file.is_file())
         else {
@@ -46,7 +46,7 @@ impl Service {
         let text = fs::read_to_string(&file).map_err(|e| {
             CommandFailure::own(format!("{}: {}", file.display(), program::plain(&e)))
         })?;
-        Ok(Service { name, file, text })
+        Ok(UserService { name, file, text })
     }
 
     /// Writes the drop-in, in place of an earlier one. Returns its path.
@@ -245,7 +245,7 @@ mod tests {
 
     fn drop_in(text: &str, flags: &[&str]) -> Result<String, String> {
         let flags: Vec<_> = flags.iter().map(|flag| flag.to_string()).collect();
-        Service { name: "a.service".into(), file: "/a".into(), text: text.into() }
+        UserService { name: "a.service".into(), file: "/a".into(), text: text.into() }
             .drop_in("/opt/my tools/memfold", &flags)
             .map_err(|failure| failure.text)
     }

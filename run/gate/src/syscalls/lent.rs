@@ -12,7 +12,7 @@ use memfold_os::units::PAGE_SIZE;
 
 /// A function that makes a call of the program, given its number and arguments, and returns the
 /// result.
-pub type MakeCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
+pub type MakeLentCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
 /// All flags that `vmsplice` knows.
@@ -25,7 +25,7 @@ pub fn make(
     nr: usize,
     args: &[usize; 6],
     names: impl FnOnce() -> bool,
-    make: MakeCall,
+    make: MakeLentCall,
 ) -> Option<isize> {
     match nr as i64 {
         libc::SYS_vmsplice => (gives(args) && names()).then(|| copy(args, make)),
@@ -70,7 +70,7 @@ fn lends_pages(fd: usize) -> bool {
 }
 
 /// Polls a pipe for room. The result is above 0 if there is room, or never will be any.
-fn poll(fd: usize, wait: bool, make: MakeCall) -> isize {
+fn poll(fd: usize, wait: bool, make: MakeLentCall) -> isize {
     let mut room = libc::pollfd { fd: fd as i32, events: libc::POLLOUT, revents: 0 };
     let time: isize = if wait { -1 } else { 0 };
     make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
@@ -112,7 +112,7 @@ impl SpliceParts {
 
 /// Writes the bytes of the parts as far as there is room, and at least one. Returns the number of
 /// bytes, or an error.
-fn copy(args: &[usize; 6], make: MakeCall) -> isize {
+fn copy(args: &[usize; 6], make: MakeLentCall) -> isize {
     let [fd, parts, count, flags, ..] = *args;
     let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
     // No more is held than the pipe has room for.
@@ -146,7 +146,7 @@ fn copy(args: &[usize; 6], make: MakeCall) -> isize {
 }
 
 /// Writes page by page. Only the first write may wait for room.
-fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) -> isize {
+fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeLentCall) -> isize {
     let mut count = 0;
     for [start, len] in &parts.parts[..parts.count] {
         for offset in (0..*len).step_by(PAGE_SIZE) {

@@ -3,7 +3,7 @@
 use crate::diagnostics::limit::LimitReport;
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::size::share::SizeLevel;
-use crate::threads::ThreadStart;
+use crate::threads::ThreadStarts;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_os::maps::flag;
@@ -86,7 +86,7 @@ pub struct ProgramState {
     pub has_userfault: bool,
     /// Calls in progress with no lock held.
     apart: Vec<PendingCall>,
-    pub threads: ThreadStart,
+    pub threads: ThreadStarts,
     pub limit_report: LimitReport,
     pub level: SizeLevel,
     /// Whether all memory is to be managed at the next look.

@@ -2,9 +2,9 @@ use super::{any_row, heard, run_of};
 use crate::top::areas::parse;
 use crate::top::columns::sort;
 use crate::top::draw::{Screen, draw};
-use crate::top::keys::{Input, State, press};
-use crate::top::model::{Page, Row, RowKey, rows};
-use crate::top::watch::Source;
+use crate::top::keys::{Input, ViewState, press};
+use crate::top::model::{Row, RowKey, TopPage, rows};
+use crate::top::watch::WatchSource;
 use proptest::prelude::*;
 use ratatui_core::backend::TestBackend;
 use ratatui_core::style::Color;
@@ -32,7 +32,7 @@ fn lines(terminal: &Terminal<TestBackend>) -> Vec<String> {
     symbols.chunks(width).map(|line| line.concat().trim_end().to_string()).collect()
 }
 
-fn screen<'a>(rows: &'a [Row], state: &'a State) -> Screen<'a> {
+fn screen<'a>(rows: &'a [Row], state: &'a ViewState) -> Screen<'a> {
     Screen { rows, all: rows, at: 0, state, is_coloured: false, counters: &[], areas: None }
 }
 
@@ -46,14 +46,16 @@ fn some_rows() -> Vec<Row> {
     };
     let run = |faults| run_of(&["/usr/bin/python3", "/x/train.py"], 1.0, counters(faults));
     let group = json!([{"group": "agents", "limit_bytes": 1 << 30, "used_bytes": 0, "runs": 0}]);
-    let heard =
-        [heard(Source::Groups, None, group), heard(Source::Run(1234), Some(run(0)), run(12_345))];
-    rows(&heard, &Page::All, Instant::now())
+    let heard = [
+        heard(WatchSource::Groups, None, group),
+        heard(WatchSource::Run(1234), Some(run(0)), run(12_345)),
+    ];
+    rows(&heard, &TopPage::All, Instant::now())
 }
 
 #[test]
 fn list_fits_80_columns_with_all_that_matters() {
-    let (rows, state) = (some_rows(), State::new());
+    let (rows, state) = (some_rows(), ViewState::new());
     let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
     assert_eq!(
         shown[0],
@@ -74,7 +76,7 @@ fn list_fits_80_columns_with_all_that_matters() {
 
 #[test]
 fn colours_are_used_only_where_they_are_wanted() {
-    let (rows, mut state) = (some_rows(), State::new());
+    let (rows, mut state) = (some_rows(), ViewState::new());
     state.is_help = false;
     let colours = |is_coloured| {
         let screen = Screen { is_coloured, ..screen(&rows, &state) };
@@ -89,7 +91,7 @@ fn colours_are_used_only_where_they_are_wanted() {
 
 #[test]
 fn silent_run_has_no_old_figures() {
-    let (mut rows, state) = (some_rows(), State::new());
+    let (mut rows, state) = (some_rows(), ViewState::new());
     rows[0].silent = Some(Duration::from_secs(7));
     let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
     assert_eq!(shown[3], ">   1234 python3 train~ no answer for 7 s; it may be busy");
@@ -100,7 +102,7 @@ fn silent_run_has_no_old_figures() {
 
 #[test]
 fn empty_screen_says_that_it_goes_on_looking() {
-    let mut state = State::new();
+    let mut state = ViewState::new();
     let shown = lines(&drawn(80, 24, &screen(&[], &state)));
     assert!(shown[3].contains("No runs, groups or block devices"), "{}", shown[3]);
     state.filter = "x".to_string();
@@ -111,7 +113,7 @@ fn empty_screen_says_that_it_goes_on_looking() {
 #[test]
 fn selected_row_is_always_on_the_screen() {
     let row = |pid| Row { pid: Some(pid), ..Row::new(RowKey::Run(pid), "x".to_string()) };
-    let (rows, state) = ((1..100).map(row).collect::<Vec<_>>(), State::new());
+    let (rows, state) = ((1..100).map(row).collect::<Vec<_>>(), ViewState::new());
     for at in [0, 5, 50, 98] {
         let screen = Screen { at, ..screen(&rows, &state) };
         let shown = lines(&drawn(60, 10, &screen));
@@ -127,7 +129,8 @@ fn page_of_a_process_tells_its_areas_apart() {
         "1000-401000 rw-p 0 0:0 0 [heap]\nRss: 1024 kB\nVmFlags: um\n\
          900000-a00000 r-xp 0 0:0 1 /lib/x.so\nRss: 64 kB\nVmFlags: rd\n",
     ));
-    let (rows, mut state) = ([Row::new(RowKey::Process(7), "python3".to_string())], State::new());
+    let (rows, mut state) =
+        ([Row::new(RowKey::Process(7), "python3".to_string())], ViewState::new());
     press(&mut state, Key::Char('\n'), &[Row::new(RowKey::Run(3), String::new())]);
     press(&mut state, Key::Char('\n'), &rows);
     let counters: Vec<_> = (0..24).map(|n| ("first touches/s", n.to_string())).collect();
@@ -148,7 +151,7 @@ fn page_of_a_process_tells_its_areas_apart() {
 
 #[test]
 fn help_fits_80_columns_and_24_lines() {
-    let (rows, mut state) = (some_rows(), State::new());
+    let (rows, mut state) = (some_rows(), ViewState::new());
     state.is_help = true;
     let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
     let is_whole = |line: &String| line.len() <= 80 && !line.ends_with('~');
@@ -156,10 +159,10 @@ fn help_fits_80_columns_and_24_lines() {
     assert!(shown[21].starts_with("Wider terminals"), "{shown:?}");
 }
 
-fn any_state() -> impl Strategy<Value = State> {
+fn any_state() -> impl Strategy<Value = ViewState> {
     (any::<String>(), any::<String>(), 0usize..8, any::<bool>()).prop_map(
         |(filter, message, kind, is_help)| {
-            let mut state = State::new();
+            let mut state = ViewState::new();
             let opened = [RowKey::Run(3), RowKey::Group("g\u{1b}".to_string()), RowKey::Server(1)];
             if let Some(key) = opened.get(kind % 4) {
                 press(&mut state, Key::Char('\n'), &[Row::new(key.clone(), String::new())]);

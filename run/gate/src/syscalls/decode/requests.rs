@@ -2,7 +2,7 @@
 
 /// The kind of a request's argument.
 #[derive(Copy, Clone)]
-pub enum RequestKind {
+pub enum ArgumentKind {
     /// A number, or nothing.
     Value,
     /// Memory of this many bytes that the kernel reads.
@@ -10,7 +10,7 @@ pub enum RequestKind {
     /// Memory of this many bytes that the kernel writes to, and may read.
     Out(usize),
 }
-use RequestKind::{In, Out, Value};
+use ArgumentKind::{In, Out, Value};
 
 /// The size of the kernel's `struct termios`.
 const TERMIOS: usize = 36;
@@ -18,7 +18,7 @@ const TERMIO: usize = 18;
 const IFREQ: usize = 40;
 
 /// Returns the kind of a terminal request (0x54..).
-const fn terminal(request: u32) -> Option<RequestKind> {
+const fn terminal(request: u32) -> Option<ArgumentKind> {
     Some(match request {
         0x5401 | 0x5456 => Out(TERMIOS),
         0x5402..=0x5404 | 0x5457 => In(TERMIOS),
@@ -48,7 +48,7 @@ const fn terminal(request: u32) -> Option<RequestKind> {
 }
 
 /// Returns the kind of a console request (0x4b.. and 0x56..).
-const fn console(request: u32) -> Option<RequestKind> {
+const fn console(request: u32) -> Option<ArgumentKind> {
     Some(match request {
         // KDGKBTYPE, KDGETLED
         0x4b33 | 0x4b31 => Out(1),
@@ -70,7 +70,7 @@ const fn console(request: u32) -> Option<RequestKind> {
 }
 
 /// Returns the kind of a request on sockets and interfaces (0x89..).
-const fn socket(request: u32) -> Option<RequestKind> {
+const fn socket(request: u32) -> Option<ArgumentKind> {
     Some(match request {
         // FIOSETOWN, SIOCSPGRP
         0x8901 | 0x8902 => In(4),
@@ -90,7 +90,7 @@ const fn socket(request: u32) -> Option<RequestKind> {
 
 /// Returns the kind of a request on disks (0x12.., 0x03.., 0x22.., 0x53..) or loop devices
 /// (0x4c..).
-const fn disk(request: u32) -> Option<RequestKind> {
+const fn disk(request: u32) -> Option<ArgumentKind> {
     Some(match request {
         0x125d => In(4),
         0x125e | 0x1268 | 0x1278..=0x127c => Out(4),
@@ -120,7 +120,7 @@ const fn disk(request: u32) -> Option<RequestKind> {
 
 /// Returns the kind of a request that breaks the encoding. It has a number where the encoding says
 /// pointer, or another length.
-const fn other(request: u32) -> Option<RequestKind> {
+const fn other(request: u32) -> Option<ArgumentKind> {
     Some(match request {
         // FIBMAP, FIGETBSZ
         1 | 2 => Out(4),
@@ -137,7 +137,7 @@ const fn other(request: u32) -> Option<RequestKind> {
 }
 
 /// Returns the kind of a request, or `None` if no table has it.
-pub const fn known(request: u32) -> Option<RequestKind> {
+pub const fn known(request: u32) -> Option<ArgumentKind> {
     match request >> 8 {
         0x54 => terminal(request),
         0x4b | 0x56 => console(request),
