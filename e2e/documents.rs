@@ -46,7 +46,7 @@ fn assert_same(document: &str, name: &str, wanted: &str) {
 }
 
 #[test]
-fn what_the_limit_counts_is_said_in_the_same_words_everywhere() {
+fn documents_describe_the_limit_in_the_same_words() {
     let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('`', "");
     for document in ["README.md", "docs/limits.md"] {
         let text = plain(&read(document));

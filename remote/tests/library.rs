@@ -228,7 +228,7 @@ fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
 
 /// Runs a service that is killed while its engines still store.
 #[test]
-fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
+fn objects_in_transfer_at_the_runs_end_are_deleted() {
     if !is_there() {
         return;
     }

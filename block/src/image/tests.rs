@@ -370,7 +370,7 @@ fn image_grown_far_is_rewritten_with_equal_content() {
 }
 
 #[test]
-fn what_does_not_fit_the_limit_is_said() {
+fn image_beyond_the_limit_is_refused() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let noise = Random::new(54).noise(2 << 20);

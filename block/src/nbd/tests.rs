@@ -330,7 +330,7 @@ fn zeros_and_holes_are_told_and_not_sent() {
 }
 
 #[test]
-fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
+fn impossible_request_is_an_error_and_the_connection_goes_on() {
     let served = Served::new(&exports(2, 1 << 20), 4);
     let mut client = served.client("");
     let end = 1 << 20;

@@ -172,7 +172,7 @@ const DISCARD: u32 = blk::VIRTIO_BLK_T_DISCARD;
 const ZEROES: u32 = blk::VIRTIO_BLK_T_WRITE_ZEROES;
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     let mut guest = Guest::new();
     let bytes: Vec<u8> = (0..3 * 512_u32).map(|n| (n * 7 + n / 256) as u8).collect();
     assert_eq!(guest.ask(&[Says(&header(WRITES, 5)), Says(&bytes), Takes(1)]), [OK]);
@@ -376,7 +376,7 @@ fn more_descriptors_than_a_queue_has_are_refused() {
 }
 
 #[test]
-fn what_makes_no_request_is_an_error() {
+fn chain_without_a_request_is_an_error() {
     let mut guest = Guest::new();
     assert_eq!(guest.status(&[Takes(1)]), ERROR);
     assert_eq!(guest.status(&[Says(&[0; 15]), Takes(1)]), ERROR);
@@ -390,7 +390,7 @@ fn what_makes_no_request_is_an_error() {
 }
 
 #[test]
-fn what_is_not_known_is_said_to_be_so() {
+fn unknown_requests_are_reported_as_unsupported() {
     let mut guest = Guest::new();
     for kind in
         [2, 3, 5, 12, blk::VIRTIO_BLK_T_SECURE_ERASE, blk::VIRTIO_BLK_T_ZONE_REPORT, u32::MAX]

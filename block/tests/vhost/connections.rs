@@ -8,7 +8,7 @@ use std::thread;
 use vhost::VhostBackend;
 
 #[test]
-fn what_one_vmm_has_written_the_next_one_reads() {
+fn next_vmm_reads_the_data_of_the_last_one() {
     let served = Served::new();
     Client::new(&served, 1).line().write(4096, &[5; 4096]).unwrap();
     assert_eq!(Client::new(&served, 2).lines[1].read(4096, 4096), Ok(vec![5; 4096]));

@@ -256,7 +256,7 @@ fn an_image_is_saved_and_loaded_with_all_its_devices() {
 }
 
 #[test]
-fn what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room() {
+fn excess_data_goes_to_a_file_and_a_full_file_is_no_room() {
     if !have(&["nbdcopy", "fio"]) {
         return;
     }

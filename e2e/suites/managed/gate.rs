@@ -63,7 +63,7 @@ fn spawned_children_and_their_parent_keep_their_signals() {
 }
 
 #[test]
-fn what_begins_small_is_folded_when_it_grows() {
+fn small_process_is_folded_when_it_grows() {
     let ways = ["break", "steps", "mremap", "reservation", "thread", "fork", "shared"];
     assert_right("small", 16, &ways);
     if can_make_worlds() {
@@ -320,7 +320,7 @@ fn the_heap_of_node_is_folded() {
 }
 
 #[test]
-fn what_is_hard_to_get_right_below_a_program_is_right() {
+fn hard_cases_below_a_program_are_right() {
     assert_right("hard", 48, &["five", "robust", "affinity"]);
     assert_right("hard", 48, &["ends", "spawns"]);
     assert_right("hard", 48, &["crowd", "constructor"]);

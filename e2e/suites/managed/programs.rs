@@ -145,7 +145,7 @@ fn madv_free_memory_is_intact_or_zero_and_keeps_writes() {
 }
 
 #[test]
-fn what_madv_free_refuses_is_kept() {
+fn memory_that_madv_free_refuses_is_kept() {
     assert_right("freed", 24, &["refused"]);
 }
 

@@ -54,7 +54,7 @@ fn a_report_is_written_compared_and_put_into_a_file() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_line() {
+fn error_about_nonsense_is_one_line() {
     let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
     let out = scratch.path("out");

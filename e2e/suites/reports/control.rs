@@ -187,7 +187,7 @@ fn run_without_an_engine_is_listed_with_its_memory() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn nonsense_is_refused_and_changes_nothing() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
     let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
@@ -221,7 +221,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn what_a_killed_run_leaves_is_taken_away() {
+fn remains_of_a_killed_run_are_removed() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
     let mut holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");

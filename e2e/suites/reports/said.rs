@@ -237,7 +237,7 @@ fn assert_says(output: &Output, words: &[&str]) {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn what_is_refused_or_never_folded_is_said_once() {
+fn refusals_and_unfolded_memory_are_reported_once() {
     let Some(bin) = binaries() else { return };
     let program = compile("unserved");
     for (what, word) in [

@@ -154,7 +154,7 @@ fn signals_reach_the_program_and_memfold_outlives_them() {
 }
 
 #[test]
-fn what_the_program_sends_to_its_group_comes_back_only_once() {
+fn signal_to_its_own_group_comes_back_once() {
     let Some(bin) = binaries() else { return };
     let script = "n=0; trap 'n=$((n+1))' USR1; kill -USR1 0; sleep 0.3; exit $((40 + n))";
     let mut command = memfold(&bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);

@@ -75,7 +75,7 @@ fn b6_wrapped_commands_run_under_memfold_until_they_are_unwrapped() {
 }
 
 #[test]
-fn what_cannot_be_wrapped_is_refused_and_nothing_is_overwritten() {
+fn wrap_refuses_other_names_and_overwrites_nothing() {
     let Some(wrapped) = Wrapped::new() else { return };
     let own = wrapped.scratch.path("own");
     std::fs::create_dir(&own).unwrap();

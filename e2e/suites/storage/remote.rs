@@ -560,7 +560,7 @@ fn b3_failover_of_a_cluster_at_default_settings_ends_no_program() {
 
 /// A stopped replica acknowledges nothing. Data that its server alone holds stays local.
 #[test]
-fn what_no_replica_has_acknowledged_stays_local() {
+fn unacknowledged_objects_stay_local() {
     let Some(bin) = tools() else { return };
     let server = Server::start(&[]);
     let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", server.port)]);

@@ -174,7 +174,7 @@ fn figures_and_checks_do_nothing_in_a_child() {
 }
 
 #[test]
-fn what_a_child_drops_stays_its_parents() {
+fn memory_that_a_child_drops_stays_its_parents() {
     let _alone = alone();
     for delivery in [Delivery::Signal, Delivery::Thread] {
         let memory = ManuallyDrop::new(build(delivery));

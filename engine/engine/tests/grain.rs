@@ -128,13 +128,13 @@ fn random_writes_cut_blocks_and_scans_join_them() {
 
 /// To cut a block is to compress it: that must not happen to one that is only read now and then.
 #[test]
-fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
+fn blocks_that_are_only_read_are_cut_after_many_loads() {
     cuts_what_is_only_read(Delivery::Thread, "lz4");
 }
 
 /// It can't stop early: a page would cost as much as its block, each time.
 #[test]
-fn what_is_only_read_is_cut_where_the_codec_has_no_parts() {
+fn blocks_that_are_only_read_are_cut_by_codecs_without_parts() {
     cuts_what_is_only_read(Delivery::Signal, "zstd:1");
 }
 
@@ -153,7 +153,7 @@ fn cuts_what_is_only_read(delivery: Delivery, codec: &str) {
 /// Where pages of a block can be loaded alone, what is read at random is: nothing is compressed for
 /// it, and streams find the blocks as they were.
 #[test]
-fn what_is_only_read_is_loaded_page_by_page_out_of_its_blocks() {
+fn pages_that_are_only_read_are_loaded_one_by_one() {
     let mut setup = Setup::new(Delivery::Signal, "on");
     // What was written leaves memory.
     setup.region.pageout(0..PAGES * PAGE);

@@ -151,7 +151,7 @@ fn pages_swapped_out_by_the_kernel_are_folded() {
 }
 
 #[test]
-fn what_is_in_the_kernels_swap_when_it_is_adopted_is_there() {
+fn memory_in_the_kernels_swap_survives_its_adoption() {
     let _alone = alone();
     let Some(_swap) = KernelSwap::on(64) else { return };
     let zone = Zone::reserve(64 * PAGE_SIZE, PAGE_SIZE).unwrap();

@@ -196,7 +196,7 @@ fn eexist_for_the_first_page_of_a_folio_is_not_forgotten() {
 }
 
 #[test]
-fn what_a_load_that_was_given_up_has_mapped_is_discarded_too() {
+fn pages_of_a_load_that_was_given_up_are_discarded() {
     let mut filled = Filled::new(|c| c.fallback_percent = 100);
     filled.page_out();
     // They take the frames that became free.

@@ -57,7 +57,7 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
 }
 
 #[test]
-fn what_is_for_memfold_run_alone_is_refused() {
+fn settings_of_memfold_run_are_refused_for_a_region() {
     let built = Memory::builder().limit_bytes(64 << 20).set("paging", "protection").build();
     let why = built.err().expect("refused").to_string();
     assert!(why.contains("memfold run"), "{why}");

@@ -113,7 +113,7 @@ fn groups_that_move_together_are_punched_together() {
 }
 
 #[test]
-fn what_is_cold_moves_and_what_is_read_stays() {
+fn cold_data_moves_and_data_that_is_read_stays() {
     let world = World::filled(config(), 2500);
     let before = world.remote.asked();
     let hot = 1500..1600;
@@ -218,7 +218,7 @@ fn a_read_that_fails_ends_the_program_and_names_the_store() {
 }
 
 #[test]
-fn what_the_store_lost_or_changed_is_never_believed() {
+fn data_that_the_store_lost_or_changed_is_never_believed() {
     type Harm = (fn(&MemoryRemote), &'static str);
     let harms: [Harm; 3] = [
         (MemoryRemote::lose, "is not there"),

@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_tried_is_answered_and_nothing_is_left_behind() {
+    fn each_try_is_answered_and_leaves_nothing_behind() {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let _alone = crate::FORKS.lock();
         assert!(moves().is_ok() && scans().is_ok() && populates(), "the engine needs them");

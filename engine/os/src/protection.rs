@@ -389,19 +389,19 @@ impl ProtectionSpace {
     ///
     /// # Safety
     /// - The conditions of [`Protection::read`].
-    unsafe fn read(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn read(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let mut at = 0;
         let mut has_stopped = false;
-        let outcome = self.pagemap.for_each_populated(home, home + len, |start, end| {
+        let outcome = self.pagemap.for_each_populated(address, address + len, |start, end| {
             if has_stopped {
                 return;
             }
-            let (start, end) = (start - home, end - home);
+            let (start, end) = (start - address, end - address);
             // SAFETY: the bytes are inside `to`, by the caller's promise.
             unsafe { to.add(at).write_bytes(0, start - at) };
             // SAFETY: the bytes are inside `to`, by the caller's promise.
             let read_end =
-                unsafe { self.protection.read(home + start, to.add(start), end - start) };
+                unsafe { self.protection.read(address + start, to.add(start), end - start) };
             at = start + read_end;
             has_stopped = at < end;
         });
@@ -417,11 +417,12 @@ impl ProtectionSpace {
     ///
     /// # Safety
     /// - The conditions of [`Protection::read`], and `to` has the bytes of the first reading.
-    unsafe fn read_again(&self, home: usize, to: *mut u8, len: usize) {
+    unsafe fn read_again(&self, address: usize, to: *mut u8, len: usize) {
         let mut bytes = [0; PAGE_SIZE];
         let mut read_page = |page: usize| {
             // SAFETY: the page is inside `to`, by the caller's promise.
-            let before = unsafe { core::slice::from_raw_parts_mut(to.add(page - home), PAGE_SIZE) };
+            let before =
+                unsafe { core::slice::from_raw_parts_mut(to.add(page - address), PAGE_SIZE) };
             // SAFETY: there is room for a page.
             let outcome = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
             if outcome < PAGE_SIZE || bytes == *before {
@@ -435,7 +436,7 @@ impl ProtectionSpace {
                 let _ = unsafe { self.discard(page, PAGE_SIZE) };
             }
         };
-        let _ = self.pagemap.for_each_populated(home, home + len, |start, end| {
+        let _ = self.pagemap.for_each_populated(address, address + len, |start, end| {
             (start..end).step_by(PAGE_SIZE).for_each(&mut read_page);
         });
     }
@@ -518,33 +519,35 @@ impl Space for ProtectionSpace {
         Ok(())
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         // The kernel would not free a page that a fork shares.
-        let len = self.pagemap.unshared_bytes(home, len);
+        let len = self.pagemap.unshared_bytes(address, len);
         if len == 0 || !self.protection.may_hide() {
             return 0;
         }
-        if self.protection.hide(&(home..home + len)).is_err() {
-            self.protection.show(&(home..home + len));
+        if self.protection.hide(&(address..address + len)).is_err() {
+            self.protection.show(&(address..address + len));
             return 0;
         }
         // SAFETY: `to` has room, by the caller's promise.
-        let read_bytes = unsafe { self.read(home, to, len) };
+        let read_bytes = unsafe { self.read(address, to, len) };
         // SAFETY: the bytes are at `to`, so the pages are not needed unless they are written to.
         let dropped_bytes = unsafe {
-            drop_unused(&self.pagemap, home, read_bytes, || self.read_again(home, to, read_bytes))
+            drop_unused(&self.pagemap, address, read_bytes, || {
+                self.read_again(address, to, read_bytes)
+            })
         };
         if dropped_bytes < read_bytes {
             // SAFETY: the bytes of the range are at `to`.
             unsafe {
                 self.keep_rest(
-                    home + dropped_bytes,
+                    address + dropped_bytes,
                     to.add(dropped_bytes),
                     read_bytes - dropped_bytes,
                 )
             };
         }
-        self.protection.show(&(home + read_bytes..home + len));
+        self.protection.show(&(address + read_bytes..address + len));
         dropped_bytes
     }
 
@@ -604,7 +607,7 @@ mod tests {
     struct Setup {
         _alone: MutexGuard<'static, ()>,
         space: ProtectionSpace,
-        home: Zone,
+        memory: Zone,
         frame: Zone,
     }
 
@@ -616,28 +619,28 @@ mod tests {
             pin(rustix::thread::sched_getcpu());
             let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
             let protection = Protection { forces: forces && protection.forces, ..protection };
-            let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
+            let [memory, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
                 // SAFETY: the page is inside the zone.
-                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+                unsafe { memory.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
             }
             Setup {
                 _alone,
                 space: ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap)),
-                home,
+                memory,
                 frame,
             }
         }
 
         fn take(&self) -> usize {
             // SAFETY: only the test uses the zones.
-            unsafe { self.space.take_by_copy(self.home.start(), self.frame.as_ptr(), LEN) }
+            unsafe { self.space.take_by_copy(self.memory.start(), self.frame.as_ptr(), LEN) }
         }
 
         /// Returns the first byte of a page at home, or the error of reading it.
         fn byte(&self, page: usize) -> Result<u8, Errno> {
             let mut byte = 0;
-            let from = self.home.start() + page * PAGE_SIZE;
+            let from = self.memory.start() + page * PAGE_SIZE;
             // SAFETY: `byte` has room for one.
             unsafe { read_if_there(from, &raw mut byte, 1) }.map(|_| byte)
         }
@@ -648,7 +651,7 @@ mod tests {
         }
 
         fn is_there(&self, page: usize) -> bool {
-            self.space.is_populated(self.home.start() + page * PAGE_SIZE)
+            self.space.is_populated(self.memory.start() + page * PAGE_SIZE)
         }
     }
 
@@ -673,9 +676,9 @@ mod tests {
                 );
                 assert_eq!(setup.byte(page), Err(Errno::FAULT), "hidden");
             }
-            let (home, from) = (setup.home.start(), setup.frame.as_ptr());
+            let (address, from) = (setup.memory.start(), setup.frame.as_ptr());
             // SAFETY: only the test uses the zones.
-            unsafe { setup.space.copy(home, from, LEN, false) }.unwrap();
+            unsafe { setup.space.copy(address, from, LEN, false) }.unwrap();
             (0..PAGES).for_each(|page| assert_eq!(setup.byte(page), Ok(number(page))));
         }
     }
@@ -688,7 +691,7 @@ mod tests {
 
     fn stay_while_held(setup: Setup) {
         let (out, into) = std::io::pipe().unwrap();
-        let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let held = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
         // SAFETY: the page is present; no thread writes to it while the pipe has it.
         let lent =
@@ -698,7 +701,7 @@ mod tests {
         for page in 7..PAGES {
             assert!(setup.is_there(page) && setup.byte(page) == Ok(page as u8), "{page}");
             // SAFETY: the page is inside the zone, and writable.
-            unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
+            unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
         }
         assert_eq!((setup.byte(6), setup.taken(6)), (Err(Errno::FAULT), 6));
         drop((out, into));
@@ -710,12 +713,12 @@ mod tests {
     #[test]
     fn cover_hides_only_blocks_without_a_page() {
         let setup = Setup::new(true);
-        let range = setup.home.start()..setup.home.start() + LEN;
+        let range = setup.memory.start()..setup.memory.start() + LEN;
         let page = |page: usize| range.start + page * PAGE_SIZE;
         // SAFETY: only the test uses the zone.
         unsafe { setup.space.discard(page(4), 8 * PAGE_SIZE) }.unwrap();
         // SAFETY: the page is inside the zone.
-        unsafe { setup.home.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
+        unsafe { setup.memory.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
         let block = 4 * PAGE_SIZE;
         let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
         setup.space.protection.cover(&range, block, &setup.space.pagemap, false).unwrap();
@@ -732,12 +735,12 @@ mod tests {
         for (is_held, written) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
         {
             let setup = Setup::new(true);
-            let range = setup.home.start()..setup.home.start() + LEN;
+            let range = setup.memory.start()..setup.memory.start() + LEN;
             // SAFETY: only the test uses the zone.
             unsafe { setup.space.discard(range.start, LEN) }.unwrap();
             if let Some(page) = written {
                 // SAFETY: the page is inside the zone.
-                unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
+                unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
             }
             let (protection, map) = (&setup.space.protection, &setup.space.pagemap);
             protection.cover(&range, 4 * PAGE_SIZE, map, is_held).unwrap();

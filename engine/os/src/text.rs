@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_off_and_is_no_name() {
+    fn text_that_does_not_fit_is_cut_off_and_is_no_name() {
         for len in 0..12 {
             let all = "0123456789ab";
             let mut text =

@@ -76,7 +76,7 @@ pub fn round_trip(data: &[u8]) {
             BlockPacker {
                 encoder: &mut *encoder,
                 format: spec.format(),
-                canned: None,
+                dictionary: None,
                 shuffle: spec.shuffles(),
             },
             bytes.as_ptr(),
@@ -121,14 +121,14 @@ pub fn dictionary(data: &[u8]) {
     assert!(dictionary.to_file() == data);
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        let Some(canned) = spec.canned(&dictionary, PAGE_SIZE) else { continue };
+        let Some(digest) = spec.digest(&dictionary, PAGE_SIZE) else { continue };
         let (mut scratch, mut encoder) = (EncodeScratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
         let packer = BlockPacker {
             encoder: &mut *encoder,
             format: spec.format(),
-            canned: Some((format::CANNED, &canned)),
+            dictionary: Some((format::CANNED, &digest)),
             shuffle: false,
         };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
@@ -148,7 +148,7 @@ fn decoders() -> DecoderSet {
         Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
+        cans.install(spec, spec.digest(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
     }
     DecoderSet::new(alloc::sync::Arc::new(cans), order(ORDER_MAX).bytes())
 }
@@ -227,7 +227,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
                     BlockPacker {
                         encoder: &mut *encoder,
                         format: spec.format(),
-                        canned: None,
+                        dictionary: None,
                         shuffle: spec.shuffles(),
                     },
                     buffer.as_ptr(),

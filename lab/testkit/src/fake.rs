@@ -378,14 +378,14 @@ impl Space for FakeSpace {
         Ok(())
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let mut table = self.inner.table.lock();
         for at in (0..len).step_by(PAGE_SIZE) {
             // SAFETY: the caller promises room at `to`. The page is present, and is removed.
             unsafe {
-                if table.is_present(home + at) {
-                    to.add(at).copy_from_nonoverlapping((home + at) as *const u8, PAGE_SIZE);
-                    table.remove(home + at);
+                if table.is_present(address + at) {
+                    to.add(at).copy_from_nonoverlapping((address + at) as *const u8, PAGE_SIZE);
+                    table.remove(address + at);
                 } else {
                     to.add(at).write_bytes(0, PAGE_SIZE);
                 }

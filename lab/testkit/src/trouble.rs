@@ -307,14 +307,14 @@ impl Space for Troubled {
         }
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let len = match self.due(Call::CopyOut, len / PAGE_SIZE) {
             None => len,
             Some(Trouble::Partial(pages)) => pages * PAGE_SIZE,
             Some(_) => 0,
         };
         // SAFETY: this is a part of the range that the caller vouches for.
-        unsafe { self.space.take_by_copy(home, to, len) }
+        unsafe { self.space.take_by_copy(address, to, len) }
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {

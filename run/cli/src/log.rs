@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_escaped() {
+    fn control_characters_are_escaped() {
         let letter =
             MailLine { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
         let expected = "memfold: process 1: a\\u{1b}[2J\\r\\nmemfold: b é\n";

@@ -3,7 +3,7 @@
 //!
 //! A process that changes its user and cannot change back gives up its table. It then uses the
 //! table of its new user, or none.
-use crate::door::{self, DoorAnswer, DoorWay};
+use crate::door::{self, DoorAddress, DoorAnswer};
 use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
@@ -208,8 +208,9 @@ pub fn keep_link(least: i32) {
 /// Asks at the door, by the socket if there is one.
 fn ask(address: &TableAddress<'_>) -> Result<DoorAnswer, Errno> {
     let name = address.door.as_bytes();
-    let way = door::connected(link(), name).map_or(DoorWay::Name(name), DoorWay::Socket);
-    door::ask(way, &address.key)
+    let door_address =
+        door::connected(link(), name).map_or(DoorAddress::Name(name), DoorAddress::Socket);
+    door::ask(door_address, &address.key)
 }
 
 /// Gets the table of the calling thread's user from the door.

@@ -183,7 +183,7 @@ fn full_file_system_fails_writes_and_limit_holds() {
 }
 
 #[test]
-fn what_is_idle_or_huge_is_what_leaves() {
+fn idle_and_huge_blocks_are_written_back() {
     let mut pair = Pair::new(&spilling(2, 0, spill_settings(1 << 30, None)), 8 << 20);
     let soft: Vec<u8> = (0..1u32 << 20).map(|i| (i / 50) as u8).collect();
     pair.write(0, &soft).unwrap();

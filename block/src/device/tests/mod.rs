@@ -478,7 +478,7 @@ fn devices_of_one_backing_share_its_limit_and_no_byte() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn nonsense_is_refused() {
     let limited = backing(2, LIMIT_BYTES_MIN, "lz4");
     let refused =
         |size: u64| Device::new(&limited, size).err().map(|e| e.to_string()).unwrap_or_default();

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_copy_executes_is_another_program() {
+    fn program_that_a_copy_executes_is_another_one() {
         let _forks = crate::FORKS.lock();
         let watch = DescendantWatch::new().unwrap();
         watch.begin_copy().unwrap();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cant_be_made_is_told() {
+    fn failure_to_make_a_secret_is_reported() {
         assert_eq!(Secret::<[u8; 8]>::new(|| Err(Errno::NOSYS)).err(), Some(Errno::NOSYS));
     }
 

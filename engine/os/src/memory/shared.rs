@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mapped_again_is_the_same_memory_and_longer() {
+    fn second_mapping_is_the_same_memory_and_longer() {
         const LEN: usize = 64 << 20;
         let file = create(c"memfold-test", LEN as u64).unwrap();
         let (first, size) = map(&file, 4096).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_written_by_its_maker_alone() {
+    fn only_the_maker_writes_to_shared_memory() {
         let (file, at) = create_to_show(c"memfold-test", 8192).unwrap();
         // SAFETY: the mapping has this length, and only this test uses it.
         unsafe { at.cast::<u64>().write_volatile(7) };
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_replaced_by_zeros_is_the_others_no_more() {
+    fn memory_replaced_by_zeros_is_shared_no_more() {
         let file = create(c"memfold-test", 8192).unwrap();
         let ((first, _), (second, _)) = (map(&file, 8192).unwrap(), map(&file, 8192).unwrap());
         // SAFETY: both mappings have this length, and only this test uses them.
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_shrink_under_the_mapping_is_refused() {
+    fn files_that_could_shrink_are_refused() {
         let open =
             rustix::fs::memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .unwrap();

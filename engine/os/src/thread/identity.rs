@@ -136,7 +136,7 @@ mod tests {
 
     /// Runs in a thread of its own, whose rights no other thread shares.
     #[test]
-    fn what_another_thread_may_do_is_taken_and_no_more() {
+    fn thread_takes_the_rights_of_another_and_no_more() {
         let nobody = || {
             if ThreadIdentity::own().unwrap().permitted & CAP_SETUID == 0 {
                 std::eprintln!("skipped: needs CAP_SETUID");

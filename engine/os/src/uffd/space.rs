@@ -88,7 +88,7 @@ pub trait Space: Send + Sync {
     /// - The range is registered for write protection. `to` is writable for `len` bytes, and no
     ///   other thread uses it.
     /// - No other thread changes the mapping of these pages, or serves their faults.
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize;
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize;
 
     /// Drops the pages of a range.
     ///
@@ -285,9 +285,9 @@ impl Space for UffdSpace {
         self.uffd.protect(start, len, on)
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         // SAFETY: the caller promises the conditions of `take_by_copy`, which are those of `take`.
-        unsafe { take(&self.uffd, self.pagemap.as_deref(), home, to, len) }
+        unsafe { take(&self.uffd, self.pagemap.as_deref(), address, to, len) }
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {

@@ -84,7 +84,7 @@ pub(crate) struct BlockPacker<'a> {
     /// Format of the output without a dictionary.
     pub format: u8,
     /// A dictionary to try, and the format of its output.
-    pub canned: Option<(u8, &'a DigestedDictionary)>,
+    pub dictionary: Option<(u8, &'a DigestedDictionary)>,
     /// Whether blocks of numbers are split into planes.
     pub shuffle: bool,
 }
@@ -266,11 +266,12 @@ unsafe fn compress(
         scratch.dense_blocks += 1;
         return Ok(None);
     }
-    if let Some((format, canned)) = packer.canned
+    if let Some((format, dictionary)) = packer.dictionary
         && scratch.luck.tries()
     {
         // SAFETY: as the caller says.
-        let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src)? };
+        let with =
+            unsafe { compress_with_dictionary(scratch, &mut *packer.encoder, dictionary, src)? };
         scratch.luck.note(matches!(with, DictionaryTry::With(_)));
         match with {
             DictionaryTry::With(size) => return Ok(Some((format, size))),
@@ -352,15 +353,15 @@ enum DictionaryTry {
 ///
 /// # Safety
 /// - As for [`compress`].
-unsafe fn compress_canned(
+unsafe fn compress_with_dictionary(
     scratch: &mut EncodeScratch,
     encoder: &mut dyn Encoder,
-    canned: &DigestedDictionary,
+    dictionary: &DigestedDictionary,
     src: CodecInput,
 ) -> Result<DictionaryTry, CodecError> {
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let with = unsafe { encoder.encode(src, CodecOutput::of(body), Some(canned))? };
+    let with = unsafe { encoder.encode(src, CodecOutput::of(body), Some(dictionary))? };
     let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else {
         return Ok(DictionaryTry::Unknown);
     };

@@ -1,9 +1,9 @@
 //! DEFLATE by libdeflate, the software equivalent of hardware accelerators. It allocates only when
 //! a context is made.
-use super::canned::DigestedDictionary;
 use super::coder::{
     CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
 };
+use super::dictionary::DigestedDictionary;
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -78,7 +78,7 @@ impl Encoder for DeflateEncoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges.
@@ -104,7 +104,7 @@ impl Decoder for DeflateDecoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         let (mut input_len, mut output_len) = (0, 0);
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both

@@ -1,6 +1,6 @@
 //! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`, `zstd+shuffle`.
-use super::canned::DigestedDictionary;
 use super::coder::Encoder;
+use super::dictionary::DigestedDictionary;
 use super::{CODECS, Codec};
 use crate::dictionary::Dictionary;
 use crate::format;
@@ -90,7 +90,7 @@ impl CodecSpec {
 
     /// Prepares a dictionary for the codec at this level. Returns `None` if it can't use that kind
     /// of dictionary, or finds it damaged. Allocates.
-    pub(crate) fn canned(
+    pub(crate) fn digest(
         &self,
         dictionary: &Dictionary,
         block_bytes_max: usize,

@@ -90,7 +90,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_without_an_error() {
+fn block_that_does_not_fit_is_refused_without_an_error() {
     let mut random = Random::new(1);
     let random: Vec<u8> = (0..16384).map(|_| random.word() as u8).collect();
     let mut packed = vec![0xaa; 16384];

@@ -87,7 +87,7 @@ mod tests {
     use crate::store::tests::Random;
 
     #[test]
-    fn what_many_samples_share_is_chosen_and_noise_is_not() {
+    fn cover_takes_shared_data_and_leaves_noise() {
         let mut random = Random::new(1);
         let shared: Vec<u8> = (0..64).flat_map(|_| random.word().to_ne_bytes()).collect();
         let mut samples: Vec<u8> =

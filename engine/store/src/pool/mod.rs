@@ -66,7 +66,7 @@ pub(crate) struct PoolCounters {
     /// Frees of dead or damaged handles; nothing was freed.
     pub bad_frees: AtomicU64,
     /// Objects by their dictionary.
-    pub canned: [AtomicU64; format::CANNED_SLOTS],
+    pub dictionary_objects: [AtomicU64; format::CANNED_SLOTS],
 }
 
 /// Partly used spans are in the list of their group, full ones in none, empty ones leave the class.
@@ -163,7 +163,7 @@ impl Pool {
             checksum: 0,
         };
         if let Some(slot) = format::dictionary_slot(payload.format) {
-            self.counters.canned[slot].fetch_add(1, SeqCst);
+            self.counters.dictionary_objects[slot].fetch_add(1, SeqCst);
         }
         header.checksum = entry::checksum(header.fields(), slot.name.index, hash);
         slot.entry.set_header(header);
@@ -326,7 +326,8 @@ impl Pool {
         span.free_slot(place.slot);
         if let Some(slot) = format::dictionary_slot(header.format) {
             // It must not fall below zero if the format is damaged.
-            let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+            let _ = self.counters.dictionary_objects[slot]
+                .fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         }
         self.entries.free(name.index);
         state.objects -= 1;

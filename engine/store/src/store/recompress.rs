@@ -47,7 +47,7 @@ impl Store {
         let packer = block::BlockPacker {
             encoder: &mut *w.encoder,
             format: w.spec.format(),
-            canned: None,
+            dictionary: None,
             shuffle: w.spec.shuffles(),
         };
         // SAFETY: the spare holds the block, and the scratch is another buffer.

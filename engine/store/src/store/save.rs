@@ -130,9 +130,9 @@ impl Store {
             return Err(SaveError::Codec(CodecError(0)));
         }
         w.decoders.sync();
-        let canned = w.decoders.current(w.spec);
+        let dictionary = w.decoders.current(w.spec);
         let (format, shuffle) = (w.spec.format(), w.spec.shuffles());
-        let packer = BlockPacker { encoder: &mut *w.encoder, format, canned, shuffle };
+        let packer = BlockPacker { encoder: &mut *w.encoder, format, dictionary, shuffle };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this
         // store's blocks.
         let block_encoded = unsafe {

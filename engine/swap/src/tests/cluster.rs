@@ -180,7 +180,7 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
 /// A parent and its child begin with equal clusters. Neither takes slots that were used at the copy
 /// until they are no longer lent. Then only the parent takes them.
 #[test]
-fn what_is_lent_or_inherited_is_never_given_out() {
+fn lent_and_inherited_slots_are_never_given_out() {
     let mut random = Random::new(seed(1));
     for _ in 0..50 {
         let (parent, child) = (Clusters::new(), Clusters::new());

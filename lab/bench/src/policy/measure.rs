@@ -94,12 +94,12 @@ impl<'c> Costs<'c> {
     }
 
     /// Returns the address of page `n` in an order that is not that of addresses.
-    fn home(&self, n: usize) -> usize {
+    fn address_of(&self, n: usize) -> usize {
         self.area.as_ptr() as usize + n * 1667 % PAGES * PAGE
     }
 
     fn frame(&self, n: usize) -> usize {
-        self.home(n) + LEN
+        self.address_of(n) + LEN
     }
 
     /// Empties both areas.
@@ -118,7 +118,7 @@ impl<'c> Costs<'c> {
     }
 
     fn copy(&self, n: usize, protected: bool) -> anyhow::Result<()> {
-        let (target, source) = (self.home(n), self.corpus.page(n as u64));
+        let (target, source) = (self.address_of(n), self.corpus.page(n as u64));
         // SAFETY: the page is this area's, and a page of the corpus is readable.
         let outcome = unsafe {
             match protected {
@@ -155,7 +155,7 @@ impl<'c> Costs<'c> {
         let unprotect = self.median(
             || self.fill(true),
             |n| {
-                let outcome = self.uffd.protect(self.home(n), PAGE, false);
+                let outcome = self.uffd.protect(self.address_of(n), PAGE, false);
                 outcome.map_err(|errno| failure("UFFDIO_WRITEPROTECT", errno))
             },
         )?;
@@ -164,7 +164,7 @@ impl<'c> Costs<'c> {
             |n| {
                 // SAFETY: both pages are this area's.
                 let outcome =
-                    unsafe { self.uffd.move_pages(self.frame(n), self.home(n), PAGE, false) };
+                    unsafe { self.uffd.move_pages(self.frame(n), self.address_of(n), PAGE, false) };
                 outcome.map_err(|partial| failure("UFFDIO_MOVE", partial.errno))
             },
         )?;
@@ -194,7 +194,7 @@ impl<'c> Costs<'c> {
     }
 
     fn batch(&self, n: usize) -> Vec<AddressSpan> {
-        (n..n + BATCH).map(|n| AddressSpan { start: self.home(n), len: PAGE }).collect()
+        (n..n + BATCH).map(|n| AddressSpan { start: self.address_of(n), len: PAGE }).collect()
     }
 
     /// Clears the write bits of a batch of pages that begins with page `n`.
@@ -232,7 +232,7 @@ impl<'c> Costs<'c> {
             || Ok(()),
             |n| {
                 // SAFETY: the page is this area's. It is missing, and the handler fills it.
-                unsafe { (self.home(n) as *const u8).read_volatile() };
+                unsafe { (self.address_of(n) as *const u8).read_volatile() };
                 Ok(())
             },
         );

@@ -26,7 +26,7 @@ use ShownBy::{Figures, Test};
 const FULL_POOL: ShownBy =
     Test("engine/engine/tests/swap.rs", "m9_z10_full_pool_is_packed_and_loaded_block_by_block");
 const COLD_OBJECTS: ShownBy =
-    Test("block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
+    Test("block/src/device/tests/cold.rs", "idle_and_huge_blocks_are_written_back");
 
 /// All requirements, in order.
 pub const REQUIREMENTS: &[Requirement] = &[
@@ -569,7 +569,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             Test("e2e/suites/block/blk.rs", "it_is_asked_and_told_while_it_serves"),
             Test(
                 "e2e/suites/block/blk.rs",
-                "what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room",
+                "excess_data_goes_to_a_file_and_a_full_file_is_no_room",
             ),
             Test("block/tests/vhost/operations.rs", "every_byte_is_what_was_last_written"),
         ],

@@ -221,7 +221,7 @@ fn is_unix_socket(file: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_run::door::DoorWay;
+    use memfold_run::door::DoorAddress;
     use std::sync::Arc;
 
     #[test]
@@ -255,14 +255,14 @@ mod tests {
             )
         };
         assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
-        let ask = |name: &str| memfold_run::door::ask(DoorWay::Name(name.as_bytes()), &key);
+        let ask = |name: &str| memfold_run::door::ask(DoorAddress::Name(name.as_bytes()), &key);
         let answer = ask(name).unwrap();
         assert_eq!(answer.number, std::process::id());
         // A connected socket leads to the door too, but only to this one.
         let socket = memfold_run::door::connect(name.as_bytes()).unwrap();
         let number = rustix::fd::AsRawFd::as_raw_fd(&socket);
-        let way = memfold_run::door::connected(number, name.as_bytes()).unwrap();
-        let again = memfold_run::door::ask(DoorWay::Socket(way), &key).unwrap();
+        let socket = memfold_run::door::connected(number, name.as_bytes()).unwrap();
+        let again = memfold_run::door::ask(DoorAddress::Socket(socket), &key).unwrap();
         assert_eq!(again.number, std::process::id());
         let other = |number, name: &str| memfold_run::door::connected(number, name.as_bytes());
         assert!(other(number, "memfold-nobody").is_none() && other(-1, name).is_none());

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_drop_in_cannot_do_is_refused() {
+    fn unit_that_a_drop_in_cannot_wrap_is_refused() {
         for unit in ["[Service]\nType=simple\n", "[Service]\nExecStart=/a\nExecStart=/b\n"] {
             assert!(drop_in(unit, &[]).unwrap_err().contains("exactly one ExecStart="));
         }

@@ -8,7 +8,7 @@
 //! linker of the new program will make anyway: open, stat, read, close. A static program has none,
 //! so `access` is added for it.
 use crate::execution::environment::{self, PassedOn};
-use crate::execution::way::{self, PATH_BYTES, ScriptWords, Way, open, replace};
+use crate::execution::method::{self, ExecMethod, PATH_BYTES, ScriptWords, open, replace};
 use crate::limits;
 use core::ffi::CStr;
 use memfold_gate::read_bytes;
@@ -86,12 +86,12 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         call.args[usize::from(by_fd)] = path.as_ptr() as usize;
         replace(&mut program, path.to_bytes());
     }
-    let way = way::of(from, &mut program, &mut script);
-    let result = match way {
-        Way::Loaded => load(&call, library, &name, &program, &script, make),
+    let method = method::of(from, &mut program, &mut script);
+    let result = match method {
+        ExecMethod::Loaded => load(&call, library, &name, &program, &script, make),
         _ => None,
     };
-    let result = result.unwrap_or_else(|| execute_itself(&call, way, &program, make));
+    let result = result.unwrap_or_else(|| execute_itself(&call, method, &program, make));
     if is_limited {
         limits::take_back();
     }
@@ -101,17 +101,17 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
 /// Executes the program itself.
 fn execute_itself(
     call: &ExecCall,
-    way: Way,
+    method: ExecMethod,
     program: &[u8; PATH_BYTES],
     make: &mut dyn FnMut(&[usize; 6]) -> isize,
 ) -> isize {
-    let why = match way {
-        Way::Linked => None,
-        Way::Loaded => Some("memfold's variables don't fit into its environment"),
-        Way::Unmanaged(why) | Way::PassesOn(why) => Some(why),
+    let why = match method {
+        ExecMethod::Linked => None,
+        ExecMethod::Loaded => Some("memfold's variables don't fit into its environment"),
+        ExecMethod::Unmanaged(why) | ExecMethod::PassesOn(why) => Some(why),
     };
     let note = why.map(|why| member::note_unmanaged(&about(program, why)));
-    let adds = matches!(way, Way::Linked | Way::PassesOn(_));
+    let adds = matches!(method, ExecMethod::Linked | ExecMethod::PassesOn(_));
     let variables = if adds { PassedOn::Variables } else { PassedOn::Nothing };
     let environment = call.args[call.arguments_at() + 1];
     let mut with = |environment: usize| make(&call.with(environment));

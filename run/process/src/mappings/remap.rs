@@ -33,7 +33,7 @@ impl RemappedTo {
             (false, false) => from.clone(),
         };
         let source = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
-        Some(RemappedTo { here: at..at + after.len(), from, taken: source, gone: rest })
+        Some(RemappedTo { target: at..at + after.len(), from, taken: source, gone: rest })
     }
 }
 
@@ -297,7 +297,7 @@ impl RemapCalls<'_> {
         let Some(remap) = RemappedTo::of(args, result as usize) else { return };
         state.note_moved(&remap, &before);
         if remap.is_elsewhere() {
-            self.memory.forget_faults(&remap.here);
+            self.memory.forget_faults(&remap.target);
             before
                 .parts
                 .iter()
@@ -305,11 +305,12 @@ impl RemapCalls<'_> {
             let faults = before.faults.iter().map(|part| remap.there(part));
             faults.for_each(|part| self.memory.add_faults(part));
         }
-        self.memory.known().set(&remap.here);
+        self.memory.known().set(&remap.target);
         // What is managed already needs no look, so the cost of growth is that of what is new.
-        let target = remap.here.start..remap.here.start + remap.taken.len().min(remap.here.len());
+        let target =
+            remap.target.start..remap.target.start + remap.taken.len().min(remap.target.len());
         let is_managed = self.pager.mappings().managed_parts(&target) == [target.clone()];
-        let rest = if is_managed { target.end..remap.here.end } else { remap.here };
+        let rest = if is_managed { target.end..remap.target.end } else { remap.target };
         self.adoption.adopt(state, &rest);
     }
 

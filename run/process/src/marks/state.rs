@@ -203,9 +203,9 @@ impl ProgramState {
     /// Records an mremap that found `before` in its ranges. Marks move with the memory. Memory that
     /// it leaves behind, if any, is no longer locked.
     pub fn note_moved(&mut self, moved: &RemappedTo, before: &FoundRanges) {
-        self.note_new(&moved.here);
+        self.note_new(&moved.target);
         if moved.is_elsewhere() {
-            self.forget(&moved.here);
+            self.forget(&moved.target);
             for part in &before.parts {
                 self.marked(MemoryMark::Locked).remove(&common(part, &moved.taken));
             }
@@ -214,9 +214,9 @@ impl ProgramState {
             }
         }
         before.parts.iter().for_each(|part| self.forget(&common(part, &moved.gone)));
-        if moved.from.len() < moved.here.len() {
-            let old_end = moved.here.start + moved.from.len();
-            self.extend(&(moved.here.start..old_end), old_end..moved.here.end);
+        if moved.from.len() < moved.target.len() {
+            let old_end = moved.target.start + moved.from.len();
+            self.extend(&(moved.target.start..old_end), old_end..moved.target.end);
         }
     }
 
@@ -246,10 +246,10 @@ impl ProgramState {
 
 /// The effect of an mremap on addresses.
 pub struct RemappedTo {
-    /// The range before the call. `here` is the range after it.
+    /// The range before the call. `target` is the range after it.
     pub from: Range<usize>,
-    pub here: Range<usize>,
-    /// The part of `from` whose memory is in `here` now.
+    pub target: Range<usize>,
+    /// The part of `from` whose memory is in `target` now.
     pub taken: Range<usize>,
     /// The range that is no longer mapped.
     pub gone: Range<usize>,
@@ -258,13 +258,13 @@ pub struct RemappedTo {
 impl RemappedTo {
     /// Returns whether the memory has another address now.
     pub fn is_elsewhere(&self) -> bool {
-        self.from.start != self.here.start
+        self.from.start != self.target.start
     }
 
     /// Returns where the memory of a part is now; an empty range if it was not taken along.
     pub fn there(&self, part: &Range<usize>) -> Range<usize> {
         let part = common(part, &self.taken);
-        let to = |at: usize| at - self.from.start + self.here.start;
+        let to = |at: usize| at - self.from.start + self.target.start;
         to(part.start)..to(part.end)
     }
 }
@@ -315,14 +315,14 @@ mod tests {
         state
     }
 
-    fn moved(from: Range<usize>, here: Range<usize>, keeps_source: bool) -> RemappedTo {
-        let taken = from.start..from.start + from.len().min(here.len());
-        let gone = match (here.start == from.start, keeps_source) {
-            (true, _) => here.end..from.end.max(here.end),
+    fn moved(from: Range<usize>, target: Range<usize>, keeps_source: bool) -> RemappedTo {
+        let taken = from.start..from.start + from.len().min(target.len());
+        let gone = match (target.start == from.start, keeps_source) {
+            (true, _) => target.end..from.end.max(target.end),
             (false, true) => 0..0,
             (false, false) => from.clone(),
         };
-        RemappedTo { from, here, taken, gone }
+        RemappedTo { from, target, taken, gone }
     }
 
     /// Records an mremap during which nothing changed.

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_maps_before_the_engine_is_known() {
+    fn mappings_made_before_the_engine_are_known() {
         let unmap = (libc::SYS_munmap, [0x11_0000, 0xfff, 0, 0, 0, 0], 0);
         assert_eq!(mapped_after(&[unmap]), [0x10_0000..0x11_0000, 0x11_1000..0x20_0000]);
         let file = [0, 0x1000, 0, (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize, 3, 0];

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_planes_is_left_alone() {
+    fn blocks_without_planes_stay_as_they_are() {
         let mut random = Random::new(6);
         assert_eq!(look(&block(|_| random.word())), None);
     }

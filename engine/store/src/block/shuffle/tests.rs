@@ -84,7 +84,7 @@ fn numbers_shrink_as_their_planes_say() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_without_an_error() {
+fn block_that_does_not_fit_is_refused_without_an_error() {
     let words: Vec<u8> = (0..512u64).flat_map(|i| (i * i * i).to_le_bytes()).collect();
     let mut encoder = CodecSpec::default().encoder(words.len());
     let mut planes = vec![0; words.len()];
@@ -116,7 +116,7 @@ fn stored(spec: &str, blocks: &[u8]) -> (usize, usize) {
         let mut block = Pages::new(order.pages());
         block.bytes_mut().copy_from_slice(bytes);
         let (format, shuffle) = (spec.format(), spec.shuffles());
-        let packer = BlockPacker { encoder: &mut *encoder, format, canned: None, shuffle };
+        let packer = BlockPacker { encoder: &mut *encoder, format, dictionary: None, shuffle };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
         let encoded = unsafe {
             crate::block::encode(&mut scratch, packer, block.bytes().as_ptr(), order).unwrap()
@@ -130,7 +130,7 @@ fn stored(spec: &str, blocks: &[u8]) -> (usize, usize) {
 }
 
 #[test]
-fn what_is_no_numbers_is_left_to_the_codec() {
+fn blocks_without_numbers_are_left_to_the_codec() {
     for spec in ["lz4", "zstd"] {
         let (plain, none) = stored(spec, corpus());
         let (size, some) = stored(&format!("{spec}+shuffle"), corpus());

@@ -193,7 +193,10 @@ fn other_codecs_and_levels_do_not_take_the_dictionary() {
         let handles = save(&store, &mut w, &folio(2, 4), order(2), 1).unwrap();
         assert_same(&store, &mut w, &handles, &folio(2, 4), order(2));
     }
-    assert_eq!(store.pools[0].counters.canned[0].load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(
+        store.pools[0].counters.dictionary_objects[0].load(std::sync::atomic::Ordering::SeqCst),
+        0
+    );
 }
 
 /// Saves folios until canned mode has judged, at most `folios`.
