@@ -90,16 +90,17 @@ mod tests {
     #[test]
     fn reads_find_a_connection_however_much_is_moved() {
         let links = LinkPool::default();
-        let past = Instant::now();
+        let past_time = Instant::now();
         let moves: Vec<_> =
-            (0..MOVES_MAX).map(|_| links.lend(LinkWork::Move, past).unwrap()).collect();
-        assert!(links.lend(LinkWork::Move, past).is_none());
-        let mut reads: Vec<_> =
-            (MOVES_MAX..LINKS_MAX).map(|_| links.lend(LinkWork::Read, past).unwrap()).collect();
-        assert!(links.lend(LinkWork::Read, past).is_none());
+            (0..MOVES_MAX).map(|_| links.lend(LinkWork::Move, past_time).unwrap()).collect();
+        assert!(links.lend(LinkWork::Move, past_time).is_none());
+        let mut reads: Vec<_> = (MOVES_MAX..LINKS_MAX)
+            .map(|_| links.lend(LinkWork::Read, past_time).unwrap())
+            .collect();
+        assert!(links.lend(LinkWork::Read, past_time).is_none());
         drop(moves);
-        reads.extend((0..MOVES_MAX).map(|_| links.lend(LinkWork::Read, past).unwrap()));
-        assert!(links.lend(LinkWork::Move, past).is_none());
+        reads.extend((0..MOVES_MAX).map(|_| links.lend(LinkWork::Read, past_time).unwrap()));
+        assert!(links.lend(LinkWork::Move, past_time).is_none());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 links.lend(LinkWork::Move, Instant::now() + Duration::from_secs(60)).is_some()

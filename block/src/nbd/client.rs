@@ -138,7 +138,7 @@ impl<L: Read + Write> NbdClient<L> {
                     };
                     answer.holes += if kind == chunk::OFFSET_HOLE { bytes.len() } else { 0 };
                     assert!(
-                        seen_bytes[at..at + bytes.len()].iter().all(|seen| !seen),
+                        seen_bytes[at..at + bytes.len()].iter().all(|is_seen| !is_seen),
                         "twice the same byte"
                     );
                     seen_bytes[at..at + bytes.len()].fill(true);

@@ -64,25 +64,25 @@ mod tests {
     /// Returns requests of every kind, as a driver writes them: header, data, status.
     fn good() -> Vec<u8> {
         let mut all = vec![0; 0x8000];
-        let mut put = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
+        let mut copy = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
         for (n, kind) in [0_u32, 1, 4, 8, 11, 13].into_iter().enumerate() {
             let (first, header, data) = (2 * n, 0x400 + 64 * n, 0x1000 + 0x800 * n);
             let (len, flags) = [(513, 3), (512, 1), (1, 3), (21, 3), (16, 1), (16, 1)][n];
-            put(header, &kind.to_le_bytes());
-            put(header + 8, &(n as u64).to_le_bytes());
-            put(data, &(n as u64).to_le_bytes());
-            put(data + 8, &8_u32.to_le_bytes());
+            copy(header, &kind.to_le_bytes());
+            copy(header + 8, &(n as u64).to_le_bytes());
+            copy(data, &(n as u64).to_le_bytes());
+            copy(data + 8, &8_u32.to_le_bytes());
             let head = Descriptor::new(header as u64, 16, 1, first as u16 + 1);
-            put(16 * first, head.as_slice());
+            copy(16 * first, head.as_slice());
             let last = if flags & 2 != 0 { 0 } else { 1 };
-            put(
+            copy(
                 16 * (first + 1),
                 Descriptor::new(data as u64, len, flags & 2 | last, 12).as_slice(),
             );
-            put(0x104 + 2 * n, &(first as u16).to_le_bytes());
+            copy(0x104 + 2 * n, &(first as u16).to_le_bytes());
         }
-        put(16 * 12, Descriptor::new(0x700, 1, 2, 0).as_slice());
-        put(0x102, &6_u16.to_le_bytes());
+        copy(16 * 12, Descriptor::new(0x700, 1, 2, 0).as_slice());
+        copy(0x102, &6_u16.to_le_bytes());
         all
     }
 

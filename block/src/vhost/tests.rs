@@ -178,9 +178,9 @@ fn written_data_is_read_back() {
     assert_eq!(guest.ask(&[Says(&header(WRITES, 5)), Says(&bytes), Takes(1)]), [OK]);
     assert_eq!(guest.used_bytes(), 1);
     assert_eq!(guest.device(5 * 512, bytes.len()), bytes);
-    let read = guest.ask(&[Says(&header(READ, 5)), Takes(3 * 512), Takes(1)]);
+    let answer = guest.ask(&[Says(&header(READ, 5)), Takes(3 * 512), Takes(1)]);
     assert_eq!(guest.used_bytes(), 3 * 512 + 1);
-    assert_eq!(read, [&bytes[..], &[OK]].concat());
+    assert_eq!(answer, [&bytes[..], &[OK]].concat());
 }
 
 #[test]
@@ -215,8 +215,8 @@ fn a_request_larger_than_what_is_copied_at_once_is_whole() {
     let stats = guest.export.device().stats();
     // No block was split except the first and the last, which the request does not cover.
     assert_eq!(stats.block_writes, SIZE / guest.export.device().block_bytes() as u64 - 2);
-    let read = guest.ask(&[Says(&header(READ, 1)), Takes(bytes.len() as u32), Takes(1)]);
-    assert!(read == [&bytes[..], &[OK]].concat());
+    let answer = guest.ask(&[Says(&header(READ, 1)), Takes(bytes.len() as u32), Takes(1)]);
+    assert!(answer == [&bytes[..], &[OK]].concat());
 }
 
 #[test]
@@ -240,8 +240,8 @@ fn beyond_the_end_nothing_is_read_or_written() {
             ERROR,
             "{sector}"
         );
-        let read = guest.ask(&[Says(&header(READ, sector)), Takes(1024), Takes(1)]);
-        assert_eq!(read, [&[NONE; 1024][..], &[ERROR]].concat(), "{sector}");
+        let answer = guest.ask(&[Says(&header(READ, sector)), Takes(1024), Takes(1)]);
+        assert_eq!(answer, [&[NONE; 1024][..], &[ERROR]].concat(), "{sector}");
         let zeroes = range(sector, 2, 0);
         assert_eq!(
             guest.status(&[Says(&header(ZEROES, 0)), Says(&zeroes), Takes(1)]),
@@ -416,7 +416,7 @@ fn discarding_and_zeroing_are_exact_to_the_sector() {
     ] {
         let mut guest = Guest::new();
         guest.fill();
-        let mut wanted = guest.device(0, SIZE as usize);
+        let mut expected = guest.device(0, SIZE as usize);
         let ranges = [
             range(3, 5, flags),
             range(64, 64, flags),
@@ -424,15 +424,15 @@ fn discarding_and_zeroing_are_exact_to_the_sector() {
             range(7, 0, flags),
         ];
         assert_eq!(guest.status(&[Says(&header(kind, 0)), Says(&ranges.concat()), Takes(1)]), OK);
-        for zeroed in [3..8, 64..128, SIZE as usize / 512 - 1..SIZE as usize / 512] {
-            wanted[zeroed.start * 512..zeroed.end * 512].fill(0);
+        for range in [3..8, 64..128, SIZE as usize / 512 - 1..SIZE as usize / 512] {
+            expected[range.start * 512..range.end * 512].fill(0);
         }
-        assert!(guest.device(0, SIZE as usize) == wanted);
-        let found = |run, found| {
-            assert_eq!((run, found), (64 * 512, status));
+        assert!(guest.device(0, SIZE as usize) == expected);
+        let check = |run, run_status| {
+            assert_eq!((run, run_status), (64 * 512, status));
             false
         };
-        guest.export.device().status(64 * 512, 64 * 512, found).unwrap();
+        guest.export.device().status(64 * 512, 64 * 512, check).unwrap();
     }
 }
 
@@ -500,13 +500,13 @@ fn turn_of_a_queue_ends_although_it_has_more() {
     let session = VhostSession::new(disk, memory).unwrap();
     let rings = [ring];
     let serve = |event| session.handle_event(event, EventSet::IN, &rings, 0).unwrap();
-    let served = || guest.memory.read_obj::<Le16>(GuestAddress(USED + 2)).unwrap();
+    let used_count = || guest.memory.read_obj::<Le16>(GuestAddress(USED + 2)).unwrap();
     serve(0);
     for n in 1..=count {
-        assert_eq!(served(), n, "one request for each turn");
+        assert_eq!(used_count(), n, "one request for each turn");
         serve(PUT_OFF);
     }
-    assert_eq!(served(), count);
+    assert_eq!(used_count(), count);
     let mut status = [NONE];
     guest.memory.read_slice(&mut status, GuestAddress(answers[1].0)).unwrap();
     assert_eq!(status, [OK]);

@@ -691,12 +691,12 @@ mod tests {
 
     fn stay_while_held(setup: Setup) {
         let (out, into) = std::io::pipe().unwrap();
-        let held = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let span = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
         // SAFETY: the page is present; no thread writes to it while the pipe has it.
-        let lent =
-            unsafe { system_call(libc::SYS_vmsplice, [pipe, held.as_ptr() as usize, 1, 0, 0, 0]) };
-        assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
+        let result =
+            unsafe { system_call(libc::SYS_vmsplice, [pipe, span.as_ptr() as usize, 1, 0, 0, 0]) };
+        assert_eq!(result.unwrap(), PAGE_SIZE as i64);
         assert_eq!(setup.take(), 7 * PAGE_SIZE);
         for page in 7..PAGES {
             assert!(setup.is_there(page) && setup.byte(page) == Ok(page as u8), "{page}");
@@ -732,13 +732,13 @@ mod tests {
 
     #[test]
     fn cover_of_empty_memory_hides_all_and_leaves_no_page() {
-        for (is_held, written) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
+        for (is_held, write_at) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
         {
             let setup = Setup::new(true);
             let range = setup.memory.start()..setup.memory.start() + LEN;
             // SAFETY: only the test uses the zone.
             unsafe { setup.space.discard(range.start, LEN) }.unwrap();
-            if let Some(page) = written {
+            if let Some(page) = write_at {
                 // SAFETY: the page is inside the zone.
                 unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
             }
@@ -746,10 +746,10 @@ mod tests {
             protection.cover(&range, 4 * PAGE_SIZE, map, is_held).unwrap();
             let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
             assert!((4..PAGES).all(is_hidden));
-            let stays = is_held || written.is_some();
-            assert!((0..4).all(|page| is_hidden(page) != stays), "{is_held} {written:?}");
+            let stays = is_held || write_at.is_some();
+            assert!((0..4).all(|page| is_hidden(page) != stays), "{is_held} {write_at:?}");
             assert_eq!((0..PAGES).any(|page| setup.is_there(page)), stays);
-            written.iter().for_each(|page| assert_eq!(setup.byte(*page), Ok(7)));
+            write_at.iter().for_each(|page| assert_eq!(setup.byte(*page), Ok(7)));
         }
     }
 }

@@ -89,13 +89,13 @@ mod tests {
             let all = "0123456789ab";
             let mut text =
                 TextBuffer::<8>::of(format_args!("{}{}", &all[..len / 2], &all[len / 2..len]));
-            let kept = &all[..len.min(7)];
-            assert_eq!(text.as_bytes(), kept.as_bytes());
+            let prefix = &all[..len.min(7)];
+            assert_eq!(text.as_bytes(), prefix.as_bytes());
             assert_eq!(
                 text.as_c_str().ok().and_then(|name| name.to_str().ok()),
-                (len < 8).then_some(kept)
+                (len < 8).then_some(prefix)
             );
-            assert_eq!(text.line(), std::format!("{kept}\n").as_bytes());
+            assert_eq!(text.line(), std::format!("{prefix}\n").as_bytes());
         }
         assert_eq!(path_of(i32::MAX).as_c_str(), Ok(c"/proc/self/fd/2147483647"));
     }

@@ -163,9 +163,12 @@ mod tests {
             assert_eq!((counts.count(), counts.total_ns), (all.len() as u64, all.iter().sum()));
             for percent in [0, 1, 50, 90, 99, 100] {
                 let rank = (all.len() * percent as usize).div_ceil(100).max(1);
-                let (right, told) = (all[rank - 1], counts.percentile_ns(percent).unwrap());
+                let (right, estimate) = (all[rank - 1], counts.percentile_ns(percent).unwrap());
                 let bucket = TimeBucket::of(right);
-                assert!(bucket.start_ns() <= told && told <= bucket.end_ns(), "{right} {told}");
+                assert!(
+                    bucket.start_ns() <= estimate && estimate <= bucket.end_ns(),
+                    "{right} {estimate}"
+                );
             }
         }
         assert_eq!(TimeHistogram::new().counts().percentile_ns(99), None);

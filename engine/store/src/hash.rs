@@ -184,8 +184,8 @@ mod tests {
                 [whole as u64, (whole >> 64) as u64],
                 "{len}, 128 bits"
             );
-            let shifted = &bytes[bytes.len() - len..];
-            assert_eq!(xxh3(shifted), twox_hash::XxHash3_64::oneshot(shifted), "{len}, unaligned");
+            let tail = &bytes[bytes.len() - len..];
+            assert_eq!(xxh3(tail), twox_hash::XxHash3_64::oneshot(tail), "{len}, unaligned");
         }
     }
 }

@@ -73,9 +73,9 @@ impl FakeSpace {
     pub fn new(pages: usize) -> FakeSpace {
         let zone =
             Zone::reserve(pages * PAGE_SIZE, memfold_os::units::MAX_BYTES).expect("address space");
-        let (table, changed) = (Mutex::new(FakeTable::default()), Condvar::new());
+        let (table, condition) = (Mutex::new(FakeTable::default()), Condvar::new());
         let (is_leaving, map_reads) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let inner = FakeState { zone, table, changed, is_leaving, map_reads };
+        let inner = FakeState { zone, table, changed: condition, is_leaving, map_reads };
         FakeSpace { inner: Arc::new(inner) }
     }
 
@@ -210,26 +210,29 @@ impl FakeSpace {
             "{dst:#x} + {len:#x}"
         );
         let mut result = Ok(());
-        for done in (0..len).step_by(PAGE_SIZE) {
-            if let Err(errno) = step(table, done) {
-                result = Err(Partial { done, errno: if done > 0 { Errno::AGAIN } else { errno } });
+        for offset in (0..len).step_by(PAGE_SIZE) {
+            if let Err(errno) = step(table, offset) {
+                result = Err(Partial {
+                    done: offset,
+                    errno: if offset > 0 { Errno::AGAIN } else { errno },
+                });
                 break;
             }
         }
-        let done = result.map_or_else(|partial| partial.done, |()| len);
+        let done_bytes = result.map_or_else(|partial| partial.done, |()| len);
         if wake {
-            self.wake_locked(table, dst, done);
+            self.wake_locked(table, dst, done_bytes);
         }
         result
     }
 
     fn wake_locked(&self, table: &mut FakeTable, start: usize, len: usize) {
-        let mut woken = false;
+        let mut is_woken = false;
         for waiter in table.waiters.iter_mut().filter(|w| w.page.wrapping_sub(start) < len) {
             waiter.woken = true;
-            woken = true;
+            is_woken = true;
         }
-        if woken {
+        if is_woken {
             self.inner.changed.notify_all();
         }
     }
@@ -353,13 +356,13 @@ impl Space for FakeSpace {
             return Err(Partial { done: 0, errno: Errno::NOENT });
         }
         let zeros = [0u8; PAGE_SIZE];
-        let mapped = self.each(&mut table, dst, len, false, |table, at| {
+        let mapped_bytes = self.each(&mut table, dst, len, false, |table, at| {
             // SAFETY: the caller vouches for the range; the array is readable.
             unsafe { table.install(dst + at, zeros.as_ptr())? };
             table.pages.insert(dst + at, FakePage::Protected);
             Ok(())
         });
-        mapped.map_err(|partial| Partial { done: 0, ..partial })
+        mapped_bytes.map_err(|partial| Partial { done: 0, ..partial })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
@@ -447,8 +450,8 @@ impl Space for FakeSpace {
     }
 
     unsafe fn keep(&self, start: usize, len: usize) {
-        let kept = (start..start + len).step_by(PAGE_SIZE).all(|page| self.is_present(page));
-        assert!(kept, "a page that should have been moved to {start:#x} isn't there");
+        let is_kept = (start..start + len).step_by(PAGE_SIZE).all(|page| self.is_present(page));
+        assert!(is_kept, "a page that should have been moved to {start:#x} isn't there");
     }
 
     fn wake(&self, start: usize, len: usize) {

@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn each_difference_is_found() {
         assert!(compare("a\nb\n", "a\nb\n").is_empty());
-        let found = compare("a\nb\n", "a\nc\n");
-        assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 0]);
+        let findings = compare("a\nb\n", "a\nc\n");
+        assert_eq!(findings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 0]);
     }
 }

@@ -260,20 +260,26 @@ mod tests {
             ("memfold-block", "block"),
             ("memfold-testkit", "lab"),
         ];
-        let found = |name: &str, path: &str, dependency: &str, table: &str| {
+        let findings_of = |name: &str, path: &str, dependency: &str, table: &str| {
             let manifest = format!("[{table}]\n{dependency}.workspace = true\nlibc = \"1\"");
             check_room(name, path, &manifest, &rooms).len()
         };
         let table = "dependencies";
-        assert_eq!(found("memfold-gate", "run/gate/Cargo.toml", "memfold-os", table), 0);
-        assert_eq!(found("memfold-gate", "run/gate/Cargo.toml", "memfold-block", table), 1);
-        assert_eq!(found("memfold-block", "block/Cargo.toml", "memfold-gate", table), 1);
-        assert_eq!(found("memfold-engine", "engine/engine/Cargo.toml", "memfold-gate", table), 0);
-        assert_eq!(found("memfold-store", "engine/store/Cargo.toml", "memfold-gate", table), 1);
-        assert_eq!(found("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 1);
+        assert_eq!(findings_of("memfold-gate", "run/gate/Cargo.toml", "memfold-os", table), 0);
+        assert_eq!(findings_of("memfold-gate", "run/gate/Cargo.toml", "memfold-block", table), 1);
+        assert_eq!(findings_of("memfold-block", "block/Cargo.toml", "memfold-gate", table), 1);
+        assert_eq!(
+            findings_of("memfold-engine", "engine/engine/Cargo.toml", "memfold-gate", table),
+            0
+        );
+        assert_eq!(
+            findings_of("memfold-store", "engine/store/Cargo.toml", "memfold-gate", table),
+            1
+        );
+        assert_eq!(findings_of("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 1);
         let table = "dev-dependencies";
-        assert_eq!(found("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 0);
-        assert_eq!(found("memfold-bench", "lab/bench/Cargo.toml", "memfold-block", table), 0);
+        assert_eq!(findings_of("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 0);
+        assert_eq!(findings_of("memfold-bench", "lab/bench/Cargo.toml", "memfold-block", table), 0);
     }
 
     #[test]

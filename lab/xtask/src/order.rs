@@ -146,9 +146,9 @@ mod tests {
             ("high/mod.rs", "mod a; mod b;"),
             ("high/a.rs", "fn f() { crate::high::b::g() }"),
         ];
-        let found = found(&bad);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].contains("low uses high"), "{found:?}");
-        assert!(found[1].contains("high::a uses high::b"), "{found:?}");
+        let findings = found(&bad);
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        assert!(findings[0].contains("low uses high"), "{findings:?}");
+        assert!(findings[1].contains("high::a uses high::b"), "{findings:?}");
     }
 }

@@ -153,9 +153,9 @@ mod tests {
         let listing = format!(
             "{CLEAN}                 U __tls_get_addr@GLIBC_2.3\n                 U malloc\n"
         );
-        let found = undefined("x.so", &listing);
-        assert_eq!(found.len(), 2);
-        assert!(found.iter().all(|finding| !finding.warning));
+        let findings = undefined("x.so", &listing);
+        assert_eq!(findings.len(), 2);
+        assert!(findings.iter().all(|finding| !finding.warning));
         assert!(
             tls_segment("x.so", "Program Headers:\n  TLS            0x001d30 0x2d30\n").is_some()
         );
@@ -165,10 +165,11 @@ mod tests {
     fn symbols_for_interposition_are_errors() {
         let own = "00000000000d23b0 T memfold_fold\n";
         assert!(defined("x.so", own).is_empty());
-        let found = defined("x.so", &format!("{own}00000000000d23e0 T mmap\n0000 W ioctl@@V1\n"));
-        assert_eq!(found.len(), 2);
-        assert!(found.iter().all(|finding| !finding.warning));
-        assert!(found[1].message.contains("defines ioctl:"), "{}", found[1].message);
+        let findings =
+            defined("x.so", &format!("{own}00000000000d23e0 T mmap\n0000 W ioctl@@V1\n"));
+        assert_eq!(findings.len(), 2);
+        assert!(findings.iter().all(|finding| !finding.warning));
+        assert!(findings[1].message.contains("defines ioctl:"), "{}", findings[1].message);
     }
 
     #[test]
@@ -197,8 +198,8 @@ mod tests {
     fn a_real_library_is_read_and_a_missing_one_is_an_error() {
         let own = std::env::current_exe().expect("a test has a path");
         // A std program has thread-local storage.
-        let found = check(&own).expect("nm and readelf run");
-        assert!(found.iter().any(|finding| finding.message.contains("TLS segment")));
+        let findings = check(&own).expect("nm and readelf run");
+        assert!(findings.iter().any(|finding| finding.message.contains("TLS segment")));
         assert!(check(Path::new("/nonexistent.so")).is_err());
     }
 }

@@ -177,11 +177,11 @@ mod tests {
 
     #[test]
     fn an_engine_crate_says_that_it_has_no_std() {
-        let declared =
+        let findings_of =
             |text| declares_no_std(&Source::new("engine/engine/src/lib.rs", text, false)).is_none();
-        assert!(declared("#![no_std]"));
-        assert!(declared("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
-        assert!(!declared("// #![no_std]\n#![allow(missing_docs)]"));
+        assert!(findings_of("#![no_std]"));
+        assert!(findings_of("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
+        assert!(!findings_of("// #![no_std]\n#![allow(missing_docs)]"));
     }
 
     #[test]

@@ -620,8 +620,8 @@ mod tests {
             assert!(newer_than(release).is_empty(), "{release}");
         }
         for release in ["5.13.19", "5.4.0-150-generic", "4.18.0-553.el8_10.x86_64", ""] {
-            let lacking = newer_than(release).join(", ");
-            assert!(lacking.contains("MADV_POPULATE_WRITE (Linux 5.14)"), "{release}: {lacking}");
+            let lack = newer_than(release).join(", ");
+            assert!(lack.contains("MADV_POPULATE_WRITE (Linux 5.14)"), "{release}: {lack}");
         }
     }
 }

@@ -390,14 +390,14 @@ mod tests {
             ("prometheus-alerts.yml", include_str!("../../../contrib/prometheus-alerts.yml"), 6),
         ] {
             let words = text.split(|c| !is_part(c)).filter(|word| word.starts_with("memfold_"));
-            let used: std::collections::BTreeSet<&str> = words.collect();
-            for name in &used {
+            let names_used: std::collections::BTreeSet<&str> = words.collect();
+            for name in &names_used {
                 assert!(
                     names.iter().any(|known| known == name),
                     "contrib/{file}: no metric {name}"
                 );
             }
-            assert!(used.len() >= least, "contrib/{file} uses only {used:?}");
+            assert!(names_used.len() >= least, "contrib/{file} uses only {names_used:?}");
         }
     }
 
@@ -412,7 +412,8 @@ mod tests {
                 .filter_map(|target| target["expr"].as_str())
                 .any(|expr| expr.contains("memfold_"))
         };
-        let shown: Vec<&Value> = panels.iter().filter(|panel| panel["type"] != "row").collect();
-        assert!(shown.len() >= 12 && shown.iter().all(has_query));
+        let panels_shown: Vec<&Value> =
+            panels.iter().filter(|panel| panel["type"] != "row").collect();
+        assert!(panels_shown.len() >= 12 && panels_shown.iter().all(has_query));
     }
 }

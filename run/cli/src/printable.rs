@@ -25,8 +25,8 @@ mod tests {
 
     #[test]
     fn text_that_would_change_the_terminal_is_escaped() {
-        let shown = printable("a\u{1b}[2J\n\u{202e}b ü 日本");
-        assert_eq!(shown, "a\\u{1b}[2J\\n\\u{202e}b ü 日本");
-        assert_eq!(printable(&shown), shown);
+        let text = printable("a\u{1b}[2J\n\u{202e}b ü 日本");
+        assert_eq!(text, "a\\u{1b}[2J\\n\\u{202e}b ü 日本");
+        assert_eq!(printable(&text), text);
     }
 }

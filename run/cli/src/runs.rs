@@ -407,9 +407,9 @@ mod tests {
     fn usage_explains_every_column_of_stat() {
         let document = include_str!("../../../docs/usage.md");
         for column in &STAT_COLUMNS {
-            let shown = [format!("| `{}`", column.title), format!(", `{}`", column.title)];
+            let mentions = [format!("| `{}`", column.title), format!(", `{}`", column.title)];
             assert!(
-                shown.iter().any(|shown| document.contains(shown)),
+                mentions.iter().any(|mention| document.contains(mention)),
                 "docs/usage.md does not explain {}",
                 column.title
             );

@@ -253,16 +253,16 @@ mod tests {
         let (listener, path) = listen_in(&base, RUN).unwrap();
         // SAFETY: the call takes no memory. The descriptor is that of a listening socket.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
-        let mut waiting = Vec::new();
+        let mut streams = Vec::new();
         let full = loop {
             match connect(&path) {
-                Ok(stream) => waiting.push(stream.unwrap()),
+                Ok(stream) => streams.push(stream.unwrap()),
                 Err(e) => break e,
             }
         };
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        let asked = ask(&path, &Value::Null, None);
-        assert!(asked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock) && path.exists());
+        let answer = ask(&path, &Value::Null, None);
+        assert!(answer.is_err_and(|e| e.kind() == ErrorKind::WouldBlock) && path.exists());
         fs::remove_dir_all(&base).unwrap();
     }
 

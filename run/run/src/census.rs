@@ -309,8 +309,8 @@ mod tests {
         all.begin(20, OWN);
         all.begin(21, OWN).user = 5;
         all.begin(22, OWN).user = 5;
-        let said = BTreeMap::from([(20, 5), (21, 5), (77, 5)]);
-        assert_eq!(census.look(&all, || said, true), (2, 200));
+        let users = BTreeMap::from([(20, 5), (21, 5), (77, 5)]);
+        assert_eq!(census.look(&all, || users, true), (2, 200));
         assert_eq!(census.measured(), MeasuredUsers::from([(UID, 100), (5, 200)]));
     }
 }

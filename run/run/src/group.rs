@@ -141,8 +141,8 @@ mod tests {
         for n in 0..runs.len() {
             let others = [&runs[..n], &runs[n + 1..]].concat();
             runs[n].share_bytes = share(limit, &runs[n], &others);
-            let needed = runs[n].need_bytes.max(runs[n].least_bytes);
-            runs[n].held_bytes = runs[n].share_bytes.max(runs[n].least_bytes).min(needed);
+            let need = runs[n].need_bytes.max(runs[n].least_bytes);
+            runs[n].held_bytes = runs[n].share_bytes.max(runs[n].least_bytes).min(need);
         }
     }
 

@@ -303,8 +303,8 @@ mod tests {
         theirs.stats().resident_bytes.store(u64::MAX, Relaxed);
         tables.bounds().set_slotless(1, 7);
         tables.deal(Some(BTreeMap::from([(5, 30)])));
-        let (claim, held) = tables.claim();
-        assert_eq!((claim.need, claim.least, held), (147, 67, 77));
+        let (claim, held_bytes) = tables.claim();
+        assert_eq!((claim.need, claim.least, held_bytes), (147, 67, 77));
     }
 
     #[test]

@@ -30,13 +30,13 @@ fn process_gets_table_and_number_at_the_door() {
     // Answers as `memfold run` does, but for the key, of which it keeps what a test asks for.
     std::thread::spawn(move || {
         loop {
-            let mut asked = [0u8; HALF];
-            let (len, [to, _]) = receive_with_files(&socket, &mut asked).unwrap();
+            let mut key_half = [0u8; HALF];
+            let (len, [to, _]) = receive_with_files(&socket, &mut key_half).unwrap();
             let to = to.expect("the request brings a socket");
             let own = SocketAddrUnix::try_from(getsockname(&to).unwrap()).unwrap();
             let has_name = own.abstract_name().is_some_and(|name| !name.is_empty());
             assert!(len == HALF && !has_name);
-            let answer = if asked == key.ask { key.answer } else { [9; HALF] };
+            let answer = if key_half == key.ask { key.answer } else { [9; HALF] };
             let bytes = [&answer[..], &NUMBER.to_ne_bytes()].concat();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);

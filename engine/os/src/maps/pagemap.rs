@@ -367,10 +367,10 @@ mod tests {
         }
         let map = Pagemap::open().unwrap();
         let range = zone.start()..zone.start() + zone.len();
-        let (mut scanned, mut read) = (Vec::new(), Vec::new());
-        map.for_each_populated(range.start, range.end, |s, e| scanned.push(s..e)).unwrap();
-        map.read_populated(range.clone(), |s, e| read.push(s..e)).unwrap();
-        assert!(scanned == read && read.len() == 5, "{scanned:?} {read:?}");
+        let (mut by_scan, mut by_text) = (Vec::new(), Vec::new());
+        map.for_each_populated(range.start, range.end, |s, e| by_scan.push(s..e)).unwrap();
+        map.read_populated(range.clone(), |s, e| by_text.push(s..e)).unwrap();
+        assert!(by_scan == by_text && by_text.len() == 5, "{by_scan:?} {by_text:?}");
         for page in range.clone().step_by(PAGE_SIZE) {
             assert_eq!(map.word(page).map(is_there), Ok(map.is_populated(page)));
         }
@@ -391,8 +391,9 @@ mod tests {
         })
         .unwrap();
         assert_eq!(pages, [1, 2, 7]);
-        let there = (0..256).filter(|page| map.is_populated(zone.start() + page * 4096 + 100));
-        assert_eq!(there.collect::<Vec<_>>(), [1, 2, 7]);
+        let populated_pages =
+            (0..256).filter(|page| map.is_populated(zone.start() + page * 4096 + 100));
+        assert_eq!(populated_pages.collect::<Vec<_>>(), [1, 2, 7]);
         let start = zone.start();
         drop(zone);
         assert!(!map.is_populated(start + 4096), "nothing is mapped there");

@@ -499,14 +499,15 @@ mod tests {
             } else {
                 let size = 1 + [next(200), next(20_000), next(400_000)][next(3)];
                 let layout = Layout::from_size_align(size, 1 << next(15)).unwrap();
-                let zeroed = next(2) == 0;
+                let is_zeroed = next(2) == 0;
                 let fill = round as u8 | 1;
                 // SAFETY: the layout has a size; the block is filled within it.
                 unsafe {
-                    let at = if zeroed { arena.alloc_zeroed(layout) } else { arena.alloc(layout) };
+                    let at =
+                        if is_zeroed { arena.alloc_zeroed(layout) } else { arena.alloc(layout) };
                     assert!(!at.is_null() && (at as usize).is_multiple_of(layout.align()));
                     let bytes = core::slice::from_raw_parts_mut(at, size);
-                    assert!(!zeroed || bytes.iter().all(|&b| b == 0));
+                    assert!(!is_zeroed || bytes.iter().all(|&b| b == 0));
                     bytes.fill(fill);
                     live.push((at, layout, fill));
                 }

@@ -119,15 +119,15 @@ mod tests {
     #[test]
     fn a_secret_is_locked_out_of_dumps_and_out_of_children() {
         let secret = Secret::new(|| Ok([7u8; 100])).unwrap();
-        let (at, mut seen) = (secret.zone.start(), 0);
+        let (at, mut count) = (secret.zone.start(), 0);
         each_detailed(|area, about| {
             if area.start <= at && at < area.end {
-                seen = about.flags & (flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
+                count = about.flags & (flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
             }
             Continue(())
         })
         .unwrap();
-        assert_eq!(seen, flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
+        assert_eq!(count, flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
         assert_eq!(*secret, [7; 100]);
     }
 

@@ -136,13 +136,13 @@ mod tests {
         unsafe { at.cast::<u64>().write_volatile(7) };
         assert_eq!(map(&file, 8192).err(), Some(Errno::PERM));
         assert_eq!(rustix::io::pwrite(&file, &[1], 0), Err(Errno::PERM));
-        let shown = map_to_read(&file, 8192).unwrap();
+        let mapping = map_to_read(&file, 8192).unwrap();
         // SAFETY: the mapping has this address and length, and only this test uses it.
-        let (seen, made) = unsafe {
+        let (value, outcome) = unsafe {
             let access = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
-            (shown.cast::<u64>().read_volatile(), rustix::mm::mprotect(shown, 8192, access))
+            (mapping.cast::<u64>().read_volatile(), rustix::mm::mprotect(mapping, 8192, access))
         };
-        assert_eq!((seen, made), (7, Err(Errno::ACCESS)));
+        assert_eq!((value, outcome), (7, Err(Errno::ACCESS)));
     }
 
     #[test]
@@ -168,9 +168,9 @@ mod tests {
                 .unwrap();
         rustix::fs::ftruncate(&open, 8192).unwrap();
         assert_eq!(map(&open, 4096).err(), Some(Errno::INVAL));
-        let sealed = create(c"short", 4096).unwrap();
-        assert_eq!(map(&sealed, 8192).err(), Some(Errno::INVAL));
-        assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
+        let memory = create(c"short", 4096).unwrap();
+        assert_eq!(map(&memory, 8192).err(), Some(Errno::INVAL));
+        assert!(rustix::fs::ftruncate(&memory, 0).is_err());
         let other =
             rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
                 .unwrap();

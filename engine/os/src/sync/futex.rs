@@ -475,10 +475,10 @@ mod tests {
 
     #[test]
     fn mutex_and_condvar_lose_no_wakeup() {
-        let shared = Arc::new((Mutex::new(0u32), Condvar::new()));
+        let pair = Arc::new((Mutex::new(0u32), Condvar::new()));
         let threads: Vec<_> = (0..4)
             .map(|me| {
-                let s = shared.clone();
+                let s = pair.clone();
                 std::thread::spawn(move || {
                     for round in 0..500 {
                         let mut turn = s.0.lock();
@@ -493,13 +493,13 @@ mod tests {
             })
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        assert_eq!(*shared.0.lock(), 2000);
+        assert_eq!(*pair.0.lock(), 2000);
     }
 
     #[test]
     fn a_writer_that_gives_up_lets_the_others_in() {
         let lock = Arc::new(RwLock::new(0u64));
-        let held = lock.read();
+        let guard = lock.read();
         let writer = {
             let lock = lock.clone();
             std::thread::spawn(move || *lock.write() += 1)
@@ -514,13 +514,13 @@ mod tests {
             std::thread::spawn(move || *lock.read())
         };
         assert!(giving_up.join().unwrap());
-        drop(held);
+        drop(guard);
         writer.join().unwrap();
         assert!(reader.join().unwrap() <= 1);
-        let held = lock.read();
+        let guard = lock.read();
         assert!(lock.write_within(0).is_none());
         assert!(lock.try_read().is_some(), "no thread waits any more");
-        drop(held);
+        drop(guard);
         *lock.write_within(0).unwrap() += 1;
         assert_eq!(*lock.read(), 2);
     }

@@ -646,10 +646,10 @@ mod tests {
             };
             assert_eq!(once(c"bare-brief", work).unwrap(), (n + 1, false));
         }
-        let opened = std::fs::read_dir("/proc/self/fd").unwrap();
+        let directory = std::fs::read_dir("/proc/self/fd").unwrap();
         let leads_to = |of: std::fs::DirEntry| std::fs::read_link(of.path()).ok();
         let root = std::path::Path::new("/");
-        assert!(!opened.filter_map(|of| leads_to(of.ok()?)).any(|path| path == root));
+        assert!(!directory.filter_map(|of| leads_to(of.ok()?)).any(|path| path == root));
     }
 
     #[test]

@@ -225,10 +225,10 @@ mod tests {
 
     #[test]
     fn thread_with_own_descriptors_runs_its_call_itself() {
-        let here = current().id();
-        assert_eq!(DelegateQueue::new(|| true).run(|| current().id()), here);
+        let own_id = current().id();
+        assert_eq!(DelegateQueue::new(|| true).run(|| current().id()), own_id);
         let queue = DelegateQueue::new(|| false);
         queue.set_alone(true);
-        assert_eq!(queue.run(|| current().id()), here);
+        assert_eq!(queue.run(|| current().id()), own_id);
     }
 }

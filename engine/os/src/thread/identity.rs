@@ -152,16 +152,16 @@ mod tests {
             Some(ThreadRights::own().unwrap())
         };
         let Some(rights) = std::thread::spawn(nobody).join().unwrap() else { return };
-        let took = std::thread::spawn(move || {
+        let outcome = std::thread::spawn(move || {
             rights.take().unwrap();
             let now = ThreadRights::own().unwrap();
             (now.identity == rights.identity, now.groups.len(), rights.take())
         });
-        assert_eq!(took.join().unwrap(), (true, 0, Ok(())));
+        assert_eq!(outcome.join().unwrap(), (true, 0, Ok(())));
         let own = ThreadRights::own().unwrap();
-        let same =
+        let is_same =
             std::thread::spawn(move || (own.take(), ThreadIdentity::own() == Ok(own.identity)));
-        assert_eq!(same.join().unwrap(), (Ok(()), true));
+        assert_eq!(is_same.join().unwrap(), (Ok(()), true));
     }
 
     #[test]

@@ -235,13 +235,13 @@ mod tests {
     fn a_page_that_somebody_holds_stays_with_those_behind_it() {
         let setup = Setup::new();
         let (mut out, into) = std::io::pipe().unwrap();
-        let held = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let span = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let number = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
         // SAFETY: the page is present; no thread writes to it while the pipe has it.
-        let lent = unsafe {
-            system_call(libc::SYS_vmsplice, [number, held.as_ptr() as usize, 1, 0, 0, 0])
+        let result = unsafe {
+            system_call(libc::SYS_vmsplice, [number, span.as_ptr() as usize, 1, 0, 0, 0])
         };
-        assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
+        assert_eq!(result.unwrap(), PAGE_SIZE as i64);
         assert_eq!(setup.take(true), 7 * PAGE_SIZE);
         for page in 7..PAGES {
             assert!(
@@ -264,11 +264,11 @@ mod tests {
     /// and counts those that have other contents afterwards.
     fn write_from_outside(parent: usize, address: usize, [stop, written, lost]: &[AtomicU32; 3]) {
         let transfer = |number: i64, bytes: *mut u32, there: usize, len: usize| {
-            let (own, there) = ([bytes as usize, len], [there, len]);
-            let (own, there) = (own.as_ptr() as usize, there.as_ptr() as usize);
+            let (own, remote_span) = ([bytes as usize, len], [there, len]);
+            let (own, remote_span) = (own.as_ptr() as usize, remote_span.as_ptr() as usize);
             // SAFETY: `bytes` has room; the other range is the zone of the test.
-            let done = unsafe { system_call(number, [parent, own, 1, there, 1, 0]) };
-            done.map_or(0, |bytes| bytes as usize / PAGE_SIZE)
+            let result = unsafe { system_call(number, [parent, own, 1, remote_span, 1, 0]) };
+            result.map_or(0, |bytes| bytes as usize / PAGE_SIZE)
         };
         for turn in 1.. {
             let mut bytes = [turn; PAGES * PAGE_SIZE / 4];
@@ -294,10 +294,10 @@ mod tests {
     #[test]
     fn a_write_by_another_process_is_refused_or_lasts() {
         let setup = Setup::new();
-        let shared = SharedZone::reserve(PAGE_SIZE).unwrap();
+        let zone = SharedZone::reserve(PAGE_SIZE).unwrap();
         // SAFETY: the page is zeros, and both processes share it.
-        let words = unsafe { &*shared.as_ptr().cast::<[AtomicU32; 3]>() };
-        let [stop, written, lost] = words;
+        let words = unsafe { &*zone.as_ptr().cast::<[AtomicU32; 3]>() };
+        let [stop, writes, losses] = words;
         let (parent, address) = (std::process::id() as usize, setup.memory.start());
         // SAFETY: the child makes only system calls, on its own stack, and ends.
         let child = unsafe { libc::fork() };
@@ -309,15 +309,15 @@ mod tests {
             // SAFETY: the call ends the process.
             unsafe { libc::_exit(0) };
         }
-        let (mut taken, mut page) = (0, 0);
-        while taken < 40_000 || written.load(SeqCst) < 40_000 {
+        let (mut takes, mut page) = (0, 0);
+        while takes < 40_000 || writes.load(SeqCst) < 40_000 {
             page = (page + 1) % PAGES;
             let address = address + page * PAGE_SIZE;
             let frame = setup.frame.as_ptr();
             // SAFETY: only the test uses the zones.
             unsafe {
                 if take(&setup.uffd, Some(&setup.pagemap), address, frame, PAGE_SIZE) > 0 {
-                    taken += 1;
+                    takes += 1;
                     while setup.uffd.copy(address, frame, PAGE_SIZE, true).is_err() {}
                 }
             }
@@ -325,7 +325,7 @@ mod tests {
         stop.store(1, SeqCst);
         // SAFETY: the process is a child of this test.
         unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
-        assert_eq!(lost.load(SeqCst), 0, "of {}", written.load(SeqCst));
+        assert_eq!(losses.load(SeqCst), 0, "of {}", writes.load(SeqCst));
     }
 
     #[test]

@@ -142,14 +142,14 @@ mod tests {
     /// don't compress, all; bytes lost.
     fn judge(bytes: &[u8], block: usize, spec: &str) -> [usize; 5] {
         let mut encoder = CodecSpec::parse(spec).unwrap().encoder(block);
-        let mut packed = vec![0; block + block / 100 + 1024];
+        let mut output = vec![0; block + block / 100 + 1024];
         let mut sums = [0; 5];
         for block in bytes.chunks_exact(block) {
             // SAFETY: both buffers are as long as said and apart.
             let size = unsafe {
                 encoder.encode(
                     CodecInput { at: block.as_ptr(), len: block.len() },
-                    CodecOutput::of(&mut packed),
+                    CodecOutput::of(&mut output),
                     None,
                 )
             };
@@ -172,8 +172,8 @@ mod tests {
     fn random_bytes_are_dense_and_real_ones_that_shrink_are_not() {
         let bytes = random(8 << 20, &mut Random::new(3));
         for block in [4096, 16384, 65536, 12 * 4096] {
-            let [lost, missed, ..] = judge(&bytes, block, "lz4");
-            assert_eq!(lost, 0);
+            let [false_negatives, missed, ..] = judge(&bytes, block, "lz4");
+            assert_eq!(false_negatives, 0);
             assert!(
                 missed * 100 <= bytes.len() / block,
                 "{missed} blocks of {block} random bytes were not called dense"
@@ -216,9 +216,9 @@ mod tests {
         let bytes = std::fs::read(path).unwrap();
         for spec in ["lz4", "zstd", "deflate"] {
             for block in [4096, 16384, 65536] {
-                let [lost, missed, right, all, lost_bytes] = judge(&bytes, block, spec);
+                let [false_negatives, missed, right, all, lost_bytes] = judge(&bytes, block, spec);
                 println!(
-                    "{spec} {:>2}K: {all} blocks; {right} dense and don't shrink; {lost} dense but shrink, \
+                    "{spec} {:>2}K: {all} blocks; {right} dense and don't shrink; {false_negatives} dense but shrink, \
                      {lost_bytes} bytes lost; {missed} not dense but don't shrink",
                     block >> 10
                 );

@@ -190,9 +190,12 @@ mod tests {
         println!("KiB by level, from 1: {all:?}");
         let Codec { help, .. } =
             CODECS.iter().find(|codec| codec.format == crate::format::DEFLATE).unwrap();
-        let said = |text: &str| assert!(help.contains(text), "{help}: not {text}");
-        said(&format!("1 takes {} KiB a thread", all[0]));
-        said(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));
-        said(&format!("10 to 12 {:.1} MiB", *all[9..].iter().max().unwrap() as f64 / 1024.0));
+        let assert_help = |text: &str| assert!(help.contains(text), "{help}: not {text}");
+        assert_help(&format!("1 takes {} KiB a thread", all[0]));
+        assert_help(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));
+        assert_help(&format!(
+            "10 to 12 {:.1} MiB",
+            *all[9..].iter().max().unwrap() as f64 / 1024.0
+        ));
     }
 }

@@ -89,18 +89,18 @@ mod tests {
     #[test]
     fn cover_takes_shared_data_and_leaves_noise() {
         let mut random = Random::new(1);
-        let shared: Vec<u8> = (0..64).flat_map(|_| random.word().to_ne_bytes()).collect();
+        let shared_bytes: Vec<u8> = (0..64).flat_map(|_| random.word().to_ne_bytes()).collect();
         let mut samples: Vec<u8> =
             (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
         let places: Vec<usize> = (0..64).map(|_| random.below(3000)).collect();
         for (sample, at) in samples.chunks_mut(4096).zip(places) {
-            sample[at..at + 512].copy_from_slice(&shared);
+            sample[at..at + 512].copy_from_slice(&shared_bytes);
         }
         let content = SampleCover::new(&samples, 4096).choose(2048, 256);
         assert!(content.len() <= 2048);
-        let kept =
-            shared.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
-        assert!(kept * 10 > (512 - 63) * 8, "{kept}");
+        let count =
+            shared_bytes.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
+        assert!(count * 10 > (512 - 63) * 8, "{count}");
         let noise: Vec<u8> = (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
         assert!(SampleCover::new(&noise, 4096).choose(2048, 256).len() <= 2048);
         assert!(SampleCover::new(&[0; 8192], 4096).choose(2048, 256).is_empty());

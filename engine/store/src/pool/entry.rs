@@ -241,8 +241,8 @@ mod tests {
         };
         assert_eq!(ObjectHeader::unpack(header.pack()), header);
         for bit in 0..32 {
-            let flipped = ObjectHeader::unpack(header.pack() ^ 1 << bit);
-            assert_ne!(checksum(header.fields(), 5, 42), checksum(flipped.fields(), 5, 42));
+            let other_header = ObjectHeader::unpack(header.pack() ^ 1 << bit);
+            assert_ne!(checksum(header.fields(), 5, 42), checksum(other_header.fields(), 5, 42));
         }
         assert_ne!(checksum(header.fields(), 5, 42), checksum(header.fields(), 6, 42));
     }

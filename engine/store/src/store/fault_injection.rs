@@ -104,11 +104,11 @@ mod tests {
         let plan = FaultPlan::new();
         assert!(!plan.strikes(InjectedFault::Codec));
         plan.strike_at(InjectedFault::Codec, 3);
-        let struck: Vec<_> = (0..6).map(|_| plan.strikes(InjectedFault::Codec)).collect();
-        assert_eq!(struck, [false, false, true, false, false, false]);
+        let strikes: Vec<_> = (0..6).map(|_| plan.strikes(InjectedFault::Codec)).collect();
+        assert_eq!(strikes, [false, false, true, false, false, false]);
         plan.strike_every(InjectedFault::PoolFull, 2);
-        let struck: Vec<_> = (0..5).map(|_| plan.strikes(InjectedFault::PoolFull)).collect();
-        assert_eq!(struck, [false, true, false, true, false]);
+        let strikes: Vec<_> = (0..5).map(|_| plan.strikes(InjectedFault::PoolFull)).collect();
+        assert_eq!(strikes, [false, true, false, true, false]);
         plan.clear();
         assert!((0..9).all(|_| !plan.strikes(InjectedFault::PoolFull)));
         assert_eq!(

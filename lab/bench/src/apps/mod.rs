@@ -314,30 +314,29 @@ mod tests {
             judge("sort", figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure
         };
         assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
-        let failed = judge("sort", time, (None, "why"), Some((6.0, "4k".into())), &None);
-        assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
+        let failure = judge("sort", time, (None, "why"), Some((6.0, "4k".into())), &None);
+        assert!(!all_good(std::slice::from_ref(&failure)) && failure.note == "why");
         assert!(all_good(&[judge("sort", time, (Some(1.0), ""), None, &Some("no root".into()))]));
     }
 
     #[test]
     fn runs_with_other_output_or_failure_are_reported() {
-        let done = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
+        let result_of = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
         let mut runs = Runs::default();
-        runs.add(done(7), 7);
+        runs.add(result_of(7), 7);
         assert_eq!((runs.median(1), runs.note.as_str()), (Some(2.0), ""));
-        runs.add(done(8), 7);
+        runs.add(result_of(8), 7);
         assert!(runs.note == WRONG && runs.figures[0].len() == 1);
         // A later run that is right, or fails, doesn't hide the wrong result.
-        runs.add(done(7), 7);
+        runs.add(result_of(7), 7);
         runs.add(Err(anyhow::anyhow!("killed")), 7);
         assert!(
             runs.has_failed(AppPeer::Memfold(&[])) && runs.has_failed(AppPeer::Zram(FolioKib(4)))
         );
-        let mut broken = Runs::default();
-        broken.add(Err(anyhow::anyhow!("killed")), 7);
+        let mut runs = Runs::default();
+        runs.add(Err(anyhow::anyhow!("killed")), 7);
         assert!(
-            broken.has_failed(AppPeer::Memfold(&[]))
-                && !broken.has_failed(AppPeer::Zram(FolioKib(4)))
+            runs.has_failed(AppPeer::Memfold(&[])) && !runs.has_failed(AppPeer::Zram(FolioKib(4)))
         );
     }
 }

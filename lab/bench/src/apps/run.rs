@@ -302,10 +302,12 @@ mod tests {
 
     #[test]
     fn run_reports_time_output_and_failure() {
-        let done = run_with(AppPeer::Plain, &job("sleep 0.05; echo right"), 0, 0).unwrap();
-        assert!(done.figures[0] >= 0.05 && done.output == hash(b"right\n") && done.peak_bytes > 0);
-        let failed = run_with(AppPeer::Plain, &job("echo why >&2; exit 3"), 0, 0);
-        assert!(failed.err().is_some_and(|error| error.to_string().contains("why")));
+        let result = run_with(AppPeer::Plain, &job("sleep 0.05; echo right"), 0, 0).unwrap();
+        assert!(
+            result.figures[0] >= 0.05 && result.output == hash(b"right\n") && result.peak_bytes > 0
+        );
+        let outcome = run_with(AppPeer::Plain, &job("echo why >&2; exit 3"), 0, 0);
+        assert!(outcome.err().is_some_and(|error| error.to_string().contains("why")));
     }
 
     #[test]

@@ -258,8 +258,8 @@ mod tests {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"81234.50\",\"0.3\"\n";
         assert_eq!(csv_figure(csv, "set"), Some(81234.5));
         assert_eq!(csv_figure(csv, "get"), None);
-        let told = "    transactions:                        16692  (3337.30 per sec.)\n         99th percentile:                        1.50\n";
-        assert_eq!(sysbench_figures(told), Some(vec![3337.3, 1.5]));
+        let text = "    transactions:                        16692  (3337.30 per sec.)\n         99th percentile:                        1.50\n";
+        assert_eq!(sysbench_figures(text), Some(vec![3337.3, 1.5]));
         assert_eq!(sysbench_figures("FATAL: no server"), None);
     }
 

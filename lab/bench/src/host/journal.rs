@@ -325,7 +325,7 @@ mod tests {
         let whole =
             serde_json::to_string(&Undo::Write { path: setting.clone(), value: "old".into() })
                 .unwrap();
-        let gone =
+        let undo =
             serde_json::to_string(&Undo::Write { path: dir.0.join("x/y"), value: "old".into() })
                 .unwrap();
         let off =
@@ -333,7 +333,7 @@ mod tests {
         let cgroup = dir.0.join("memfold-bench-77");
         fs::create_dir(&cgroup).unwrap();
         let group = serde_json::to_string(&Undo::RemoveCgroup { dir: cgroup.clone() }).unwrap();
-        let text = format!("{whole}\n{gone}\n{off}\n{group}\n{}", &whole[..whole.len() / 2]);
+        let text = format!("{whole}\n{undo}\n{off}\n{group}\n{}", &whole[..whole.len() / 2]);
         assert_eq!(replay(&text), Vec::<String>::new());
         assert_eq!(fs::read_to_string(&setting).unwrap(), "old");
         assert!(!cgroup.exists());

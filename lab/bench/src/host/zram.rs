@@ -161,8 +161,16 @@ mod tests {
     fn mm_stat_parses() {
         let text = " 805306368 395311874 402178048        0 403000000     4096        0        7       11\n";
         let bytes = parse_mm_stat(text).unwrap();
-        let (original, compressed) = (805306368, 395311874);
-        assert_eq!(bytes, ZramBytes { original, compressed, held: 402178048, held_max: 403000000 });
+        let (original, compressed_bytes) = (805306368, 395311874);
+        assert_eq!(
+            bytes,
+            ZramBytes {
+                original,
+                compressed: compressed_bytes,
+                held: 402178048,
+                held_max: 403000000
+            }
+        );
         assert_eq!(parse_mm_stat("1 2"), None);
     }
 }

@@ -171,18 +171,21 @@ mod tests {
         let fill = (0..10).flat_map(|page| [(page, true), (0, false)]);
         let touches: Vec<_> = fill.chain((0..100).map(|n| (n % 10, false))).collect();
         assert_eq!(keep(&touches, 1000), touches);
-        let kept = keep(&touches, 5);
-        assert_eq!(kept.len(), 9 + 5);
-        assert!(kept[..9].iter().map(|(page, _)| *page).eq(0..9), "nine of ten pages: {kept:?}");
-        assert_eq!(kept[9..], touches[17..22]);
+        let sample = keep(&touches, 5);
+        assert_eq!(sample.len(), 9 + 5);
+        assert!(
+            sample[..9].iter().map(|(page, _)| *page).eq(0..9),
+            "nine of ten pages: {sample:?}"
+        );
+        assert_eq!(sample[9..], touches[17..22]);
     }
 
     #[test]
     fn mappings_of_read_only_files_are_constant() {
         let maps = "1000-3000 r-xp 00000000 00:00 1 /bin/a\n3000-4000 rw-p 00000000 00:00 1 /bin/a\n\
                     5000-6000 r--p 00000000 00:00 0\n";
-        let found = excluded(maps);
-        let starts: Vec<u64> = found.constant.iter().map(|range| range.start).collect();
-        assert_eq!((starts, found.all.len()), (vec![1], 3));
+        let ranges = excluded(maps);
+        let starts: Vec<u64> = ranges.constant.iter().map(|range| range.start).collect();
+        assert_eq!((starts, ranges.all.len()), (vec![1], 3));
     }
 }

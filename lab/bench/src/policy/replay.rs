@@ -279,7 +279,7 @@ mod tests {
     /// After a change that is meant: `memfold bench policy replay --expect`.
     #[test]
     fn own_policy_is_no_worse_than_expected_on_any_trace() {
-        let own: Vec<&Named> = ALL.iter().filter(|named| named.name == OWN).collect();
+        let own: Vec<&Named> = ALL.iter().filter(|policy| policy.name == OWN).collect();
         let files = stored().unwrap();
         assert!(files.len() >= 10, "{files:?}");
         let mut rows = Vec::new();

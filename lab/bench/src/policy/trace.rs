@@ -167,19 +167,19 @@ mod tests {
         let pages: Vec<PageNumber> =
             trace.references.iter().map(|reference| reference.page).collect();
         assert_eq!(pages, [2, 0, 2, 1]);
-        let packed = trace.pack().unwrap();
-        assert_eq!(Trace::unpack(&packed).unwrap(), trace);
+        let bytes = trace.pack().unwrap();
+        assert_eq!(Trace::unpack(&bytes).unwrap(), trace);
         assert_eq!(Trace::unpack(&Trace::default().pack().unwrap()).unwrap(), Trace::default());
-        assert!(Trace::unpack(&packed[1..]).is_err());
+        assert!(Trace::unpack(&bytes[1..]).is_err());
     }
 
     #[test]
     fn damaged_traces_are_refused() {
         let pack = |numbers: &[u64]| {
-            let mut plain = Vec::new();
-            numbers.iter().for_each(|number| push(&mut plain, *number));
+            let mut bytes = Vec::new();
+            numbers.iter().for_each(|number| push(&mut bytes, *number));
             let mut frame = [0u8; 100];
-            let len = zstd_safe::compress(frame.as_mut_slice(), &plain, 1).unwrap();
+            let len = zstd_safe::compress(frame.as_mut_slice(), &bytes, 1).unwrap();
             [MAGIC.as_slice(), &frame[..len]].concat()
         };
         assert!(Trace::unpack(&pack(&[1, 5, 1, 1])).is_ok());

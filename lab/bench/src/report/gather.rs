@@ -311,9 +311,9 @@ mod tests {
     use serde_json::json;
 
     fn gathered(rounds: &[serde_json::Value]) -> Gathered {
-        let mut gathered = Gathered::default();
-        rounds.iter().for_each(|round| gathered.add("some", false, json!({ "rows": [round] })));
-        gathered
+        let mut results = Gathered::default();
+        rounds.iter().for_each(|round| results.add("some", false, json!({ "rows": [round] })));
+        results
     }
 
     #[test]
@@ -340,16 +340,16 @@ mod tests {
     #[test]
     fn a_figure_without_its_other_side_is_no_ratio() {
         let row = json!({ "label": "a", "figure": 300.0, "best": [200.0, "1m"], "ratio": 1.5, "target": ">= 1.5x", "verdict": "Pass" });
-        let alone =
+        let row_alone =
             json!({ "label": "a", "figure": 310.0, "target": ">= 1.5x", "verdict": "NotRun" });
-        assert_eq!(gathered(&[row, alone.clone()]).facts[0].figures, [1.5]);
-        assert_eq!(gathered(&[alone]).facts[0].figures, [310.0]);
+        assert_eq!(gathered(&[row, row_alone.clone()]).facts[0].figures, [1.5]);
+        assert_eq!(gathered(&[row_alone]).facts[0].figures, [310.0]);
     }
 
     #[test]
     fn rows_not_run_have_no_figure_and_bounds_stay_bounds() {
-        let absent = json!({ "label": "a", "figure": null, "target": "<= 1", "verdict": "NotRun", "note": "no zram" });
-        assert_eq!(gathered(&[absent]).facts[0].verdict(), Some(Verdict::NotRun));
+        let row_missing = json!({ "label": "a", "figure": null, "target": "<= 1", "verdict": "NotRun", "note": "no zram" });
+        assert_eq!(gathered(&[row_missing]).facts[0].verdict(), Some(Verdict::NotRun));
         let bound = json!({ "label": "a", "figure": 1.2, "target": "<= 1", "verdict": "Bound", "note": "" });
         assert_eq!(gathered(&[bound]).facts[0].verdict(), Some(Verdict::Bound));
     }
@@ -363,20 +363,20 @@ mod tests {
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
         let step =
             |bench| ReportStep { bench, args: Vec::new(), seconds_max: 1, once: bench == "bad" };
-        let mut gathered = Gathered::default();
-        gathered.run(&program, &[step("good"), step("bad"), step("slow")], 1, |_, _| ()).unwrap();
-        gathered.run(&program, &[step("bad"), step("good")], 2, |_, _| ()).unwrap();
+        let mut results = Gathered::default();
+        results.run(&program, &[step("good"), step("bad"), step("slow")], 1, |_, _| ()).unwrap();
+        results.run(&program, &[step("bad"), step("good")], 2, |_, _| ()).unwrap();
         fs::remove_file(&program).unwrap();
         let troubles: Vec<_> =
-            gathered.steps.iter().map(|step| step.trouble.clone().unwrap_or_default()).collect();
+            results.steps.iter().map(|step| step.trouble.clone().unwrap_or_default()).collect();
         assert_eq!(troubles[0], "");
         assert!(
             troubles[1].contains("why") && troubles[2].contains("stopped after 1 s"),
             "{troubles:?}"
         );
         let commands: Vec<&str> =
-            gathered.steps[3..].iter().map(|step| step.command.as_str()).collect();
+            results.steps[3..].iter().map(|step| step.command.as_str()).collect();
         assert_eq!(commands, ["memfold bench bad", "memfold bench good", "memfold bench good"]);
-        assert_eq!((gathered.facts.len(), gathered.facts[0].figures.clone()), (1, vec![2.0; 3]));
+        assert_eq!((results.facts.len(), results.facts[0].figures.clone()), (1, vec![2.0; 3]));
     }
 }

@@ -228,23 +228,23 @@ mod tests {
         std::fs::create_dir_all(&directory).unwrap();
         let file = |name: &str| directory.join(name);
         let save = |name: &str, figures: &[f64]| {
-            let mut gathered = Gathered::default();
+            let mut results = Gathered::default();
             for figure in figures {
                 let row = |label: &str, figure: f64| json!({ "label": label, "figure": figure, "target": ">= 1", "verdict": "Pass" });
-                gathered.add(
+                results.add(
                     "store",
                     false,
                     json!({ "rows": [row("the one", *figure), row("another", 2.0)] }),
                 );
             }
             let (command, text) = ("memfold bench swap".to_string(), String::new());
-            gathered.steps.push(StepDone {
+            results.steps.push(StepDone {
                 command,
                 seconds: 1.0,
                 trouble: trouble.map(String::from),
                 text,
             });
-            let evidence = Evidence::of(gathered, "memfold bench report".into());
+            let evidence = Evidence::of(results, "memfold bench report".into());
             std::fs::write(file(name), serde_json::to_string(&evidence).unwrap()).unwrap();
         };
         save("now.json", rounds);
@@ -321,10 +321,10 @@ mod tests {
     #[test]
     fn zswap_runs_only_on_request_and_every_step_has_a_timeout() {
         for quick in [false, true] {
-            let named = |steps: &[ReportStep]| {
+            let names_zswap = |steps: &[ReportStep]| {
                 steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"))
             };
-            assert!(!named(&steps(quick, false)));
+            assert!(!names_zswap(&steps(quick, false)));
             assert!(steps(quick, false).iter().all(|step| step.seconds_max <= 600));
         }
     }

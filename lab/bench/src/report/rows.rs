@@ -592,17 +592,17 @@ mod tests {
     fn every_named_test_exists() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for requirement in REQUIREMENTS {
-            for shown in requirement.shown {
-                let Test(file, name) = shown else { continue };
+            for evidence in requirement.shown {
+                let Test(file, name) = evidence else { continue };
                 let text = std::fs::read_to_string(root.join(file))
                     .unwrap_or_else(|e| panic!("{file}: {e}"));
                 let lines: Vec<&str> = text.lines().map(str::trim).collect();
                 let at = lines.iter().position(|line| line.starts_with(&format!("fn {name}(")));
                 let at =
                     at.unwrap_or_else(|| panic!("{}: {file} has no test {name}", requirement.name));
-                let marked =
+                let is_test =
                     lines[at.saturating_sub(4)..at].iter().any(|line| line.contains("#[test]"));
-                assert!(marked, "{}: {file}: {name} is no test", requirement.name);
+                assert!(is_test, "{}: {file}: {name} is no test", requirement.name);
             }
         }
     }
@@ -611,7 +611,7 @@ mod tests {
     fn every_row_is_there_once() {
         let rows =
             |letter: char, count: u32| (1..=count).map(move |number| format!("{letter}{number}"));
-        let mut wanted = Vec::new();
+        let mut names = Vec::new();
         for (letter, count, bench) in [
             ('Z', 10, true),
             ('M', 10, true),
@@ -620,10 +620,11 @@ mod tests {
             ('C', 7, true),
             ('B', 5, false),
         ] {
-            wanted.extend(rows(letter, count));
-            wanted.extend(bench.then(|| format!("{letter}-bench")));
+            names.extend(rows(letter, count));
+            names.extend(bench.then(|| format!("{letter}-bench")));
         }
-        let found: Vec<&str> = REQUIREMENTS.iter().map(|requirement| requirement.name).collect();
-        assert_eq!(found, wanted);
+        let requirement_names: Vec<&str> =
+            REQUIREMENTS.iter().map(|requirement| requirement.name).collect();
+        assert_eq!(requirement_names, names);
     }
 }

@@ -154,9 +154,9 @@ mod tests {
 
     #[test]
     fn row_is_short_if_any_figure_is_and_not_run_without_figures() {
-        let mut gathered = Gathered::default();
-        gathered.add("store", false, row("all loads on small pages: time in", 1.3, "Short"));
-        let states = states(&gathered);
+        let mut results = Gathered::default();
+        results.add("store", false, row("all loads on small pages: time in", 1.3, "Short"));
+        let states = states(&results);
         let of = |name: &str| states.iter().find(|state| state.name == name).unwrap().state;
         assert_eq!(
             (of("M6"), of("M10"), of("Z1"), of("P2")),
@@ -181,12 +181,12 @@ mod tests {
         std::fs::write(&path, json!({ "gathered": before }).to_string()).unwrap();
         let lines = against(&mut now, &path).unwrap();
         std::fs::write(&path, "{}").unwrap();
-        let refused = against(&mut now, &path);
+        let refusal = against(&mut now, &path);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(lines[0], "2 figures compared, 1 differ by more than 15%");
         assert!(lines[1].contains(": b: 1.000 before, 1.200 now") && lines.len() == 2, "{lines:?}");
         let marks: Vec<String> = now.facts.iter().map(figure).collect();
         assert_eq!(marks, ["1.100", "1.200 noisy, 1.000 before", "1.200"]);
-        assert!(refused.is_err_and(|error| error.to_string().contains("not a report")));
+        assert!(refusal.is_err_and(|error| error.to_string().contains("not a report")));
     }
 }

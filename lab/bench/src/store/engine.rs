@@ -178,9 +178,9 @@ mod tests {
         page[CHANGED] = 10;
         assert!(is_right(&page, &original, 3));
         for at in [0, CHANGED, CHANGED + 1, PAGE - 1] {
-            let mut wrong = page;
-            wrong[at] ^= 1;
-            assert!(!is_right(&wrong, &original, 3), "byte {at}");
+            let mut page_changed = page;
+            page_changed[at] ^= 1;
+            assert!(!is_right(&page_changed, &original, 3), "byte {at}");
         }
     }
 }

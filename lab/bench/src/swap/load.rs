@@ -340,10 +340,10 @@ mod tests {
 
     #[test]
     fn run_with_wrong_byte_or_without_end_is_rejected() {
-        let wrong = RunResult { bytes_wrong: 1, ..result(&[]) };
-        assert!(finished(wrong).unwrap_err().to_string().contains("1 WRONG BYTES"));
-        let broken = RunResult { broke_off: Some("killed".into()), ..result(&[]) };
-        assert!(finished(broken).unwrap_err().to_string().contains("killed"));
+        let result_wrong = RunResult { bytes_wrong: 1, ..result(&[]) };
+        assert!(finished(result_wrong).unwrap_err().to_string().contains("1 WRONG BYTES"));
+        let result_broken = RunResult { broke_off: Some("killed".into()), ..result(&[]) };
+        assert!(finished(result_broken).unwrap_err().to_string().contains("killed"));
         assert!(finished(result(&[])).is_ok());
     }
 }

@@ -342,9 +342,9 @@ mod tests {
         let report = report(vec![all_resident, run("zram:lz4:4k", 100.0, 0)]);
         assert!(!report.is_good());
         assert!(report.text().contains("VOID: kept 1 GiB"), "{}", report.text());
-        let mut folded = run("memfold-run", 400.0, 0);
-        folded.resident_bytes_max = 900 << 20;
-        folded.counters.insert("peak_pool_bytes".into(), 640 << 20);
-        assert!(super::tests::report(vec![folded, run("zram:lz4:4k", 100.0, 0)]).is_good());
+        let mut run_folded = run("memfold-run", 400.0, 0);
+        run_folded.resident_bytes_max = 900 << 20;
+        run_folded.counters.insert("peak_pool_bytes".into(), 640 << 20);
+        assert!(super::tests::report(vec![run_folded, run("zram:lz4:4k", 100.0, 0)]).is_good());
     }
 }

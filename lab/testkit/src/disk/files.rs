@@ -139,8 +139,8 @@ impl FolderState {
     /// Returns the bytes that can be written to a file from `at` on.
     fn room_for(&self, inode: usize, at: usize) -> usize {
         let Some(room) = self.room else { return usize::MAX };
-        let used: usize = self.inodes.iter().map(|inode| inode.bytes.len()).sum();
-        room.saturating_sub(used) + self.inodes[inode].bytes.len().saturating_sub(at)
+        let sum: usize = self.inodes.iter().map(|inode| inode.bytes.len()).sum();
+        room.saturating_sub(sum) + self.inodes[inode].bytes.len().saturating_sub(at)
     }
 
     fn keep_moment(&mut self) {
@@ -258,9 +258,9 @@ impl Forgetful {
 
     /// Returns the state after a power cut with random fates.
     pub fn after_any_power_cut(&self, random: &mut Random) -> Forgetful {
-        let done = random.pick(&[100, 500, 900]);
+        let per_mille = random.pick(&[100, 500, 900]);
         self.after_power_cut(|_| {
-            if random.per_mille(done) {
+            if random.per_mille(per_mille) {
                 Fate::Done
             } else {
                 random.pick(&[Fate::Lost, Fate::Lost, Fate::Torn, Fate::Zeros])
@@ -374,9 +374,9 @@ impl File for Open {
     fn read(&self, at: u64, to: &mut [u8]) -> Result<usize, Errno> {
         let mut state = self.folder.lock();
         state.call_whole()?;
-        let left = state.inodes[self.inode].bytes.get(at as usize..).unwrap_or_default();
-        let count = left.len().min(to.len());
-        to[..count].copy_from_slice(&left[..count]);
+        let rest = state.inodes[self.inode].bytes.get(at as usize..).unwrap_or_default();
+        let count = rest.len().min(to.len());
+        to[..count].copy_from_slice(&rest[..count]);
         Ok(count)
     }
 

@@ -177,21 +177,21 @@ impl MemoryDisk {
 
 impl DiskState {
     fn due(&mut self, direction: Direction) -> Option<DiskTrouble> {
-        let mut due = None;
+        let mut strike = None;
         for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == direction && s.1 > 0) {
             debug_assert_eq!(*of, direction);
             *nth -= 1;
-            due = if *nth == 0 { Some(*trouble) } else { due };
+            strike = if *nth == 0 { Some(*trouble) } else { strike };
         }
         let odds = self.write_odds;
-        if due.is_none() && direction == Direction::Write && self.random.per_mille(odds) {
-            due = Some(self.random.pick(&[
+        if strike.is_none() && direction == Direction::Write && self.random.per_mille(odds) {
+            strike = Some(self.random.pick(&[
                 DiskTrouble::Full,
                 DiskTrouble::Failed,
                 DiskTrouble::Short,
             ]));
         }
-        due
+        strike
     }
 
     /// # Safety

@@ -496,22 +496,19 @@ mod tests {
     fn the_document_lists_every_flag_with_its_default_and_help() {
         let document = include_str!("../../../../docs/block.md");
         let (_, rest) = document.split_once("<!-- blk-flags:begin -->\n").expect("it has the mark");
-        let (found, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
-        let wanted = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
-        let wanted = FLAGS.iter().fold(wanted, |all, flag| all + &row(flag));
-        assert!(
-            found == wanted,
-            "docs/block.md, between the marks: replace\n{found}\nby\n{wanted}"
-        );
+        let (text, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
+        let table = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
+        let table = FLAGS.iter().fold(table, |all, flag| all + &row(flag));
+        assert!(text == table, "docs/block.md, between the marks: replace\n{text}\nby\n{table}");
     }
 
     #[test]
     fn exports_are_told_apart() {
-        let wanted = |name: &str, size, read_only| {
+        let device = |name: &str, size, read_only| {
             Ok(WantedDevice { name: name.to_string(), size, read_only })
         };
-        assert_eq!(export("a=1M"), wanted("a", 1 << 20, false));
-        assert_eq!(export("a=b=512,ro"), wanted("a=b", 512, true));
+        assert_eq!(export("a=1M"), device("a", 1 << 20, false));
+        assert_eq!(export("a=b=512,ro"), device("a=b", 512, true));
         for (text, word) in
             [("a", "NAME=SIZE"), ("a=x", "\"x\""), ("a\u{7}=1M", "control"), ("a=1M,rw", "1M,rw")]
         {

@@ -216,13 +216,13 @@ mod tests {
         let mut recording = Recording::new(1);
         leave(&ring, own(1), function_with_a_name as *const () as u64 + 1, &[]);
         recording.take(&ring);
-        let named = NamedStacks::of(&recording);
+        let names = NamedStacks::of(&recording);
         // The compiler has put another function into it, which comes first.
         let is_it = |function: &Function| {
             function.name.contains("function_with_a_name") && function.file.starts_with("memfold-")
         };
-        let found: Vec<&Function> = named.stack(0).collect();
-        assert!(found.iter().any(|function| is_it(function)), "{found:?}");
+        let functions: Vec<&Function> = names.stack(0).collect();
+        assert!(functions.iter().any(|function| is_it(function)), "{functions:?}");
     }
 
     #[test]
@@ -247,8 +247,8 @@ mod tests {
         let join = |code: &[u64], frames: &[u64]| {
             let code = code.iter().map(|at| CodePlace::Anonymous(*at)).collect();
             let stack = RawStack { process: 0, code, frames: frames.to_vec() };
-            let joined = joined(&recording, &names, &stack);
-            joined.into_iter().map(|function| function.name).collect::<Vec<_>>()
+            let functions = joined(&recording, &names, &stack);
+            functions.into_iter().map(|function| function.name).collect::<Vec<_>>()
         };
         // Two Python functions share a call of the interpreter.
         let all = join(&[1, 2, 3, 4, 5], &[11, 12, 0, 13, 0]);
@@ -267,7 +267,7 @@ mod tests {
         let path = scratch.file("perf.map", text, 0o644);
         let map = read_code_map(File::open(path).unwrap());
         let expected = [(0x1000, (8, "new name with \u{fc}")), (0x2000, (16, "second"))];
-        let found = map.iter().map(|(start, (len, name))| (*start, (*len, name.as_str())));
-        assert_eq!(found.collect::<Vec<_>>(), expected);
+        let entries = map.iter().map(|(start, (len, name))| (*start, (*len, name.as_str())));
+        assert_eq!(entries.collect::<Vec<_>>(), expected);
     }
 }

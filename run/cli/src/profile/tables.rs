@@ -170,20 +170,17 @@ mod tests {
             sample.finish();
         }
         recording.take(&ring);
-        let named = NamedStacks::of(&recording);
-        let text = tables(&recording, &named).unwrap();
+        let names = NamedStacks::of(&recording);
+        let text = tables(&recording, &names).unwrap();
         let rows: Vec<Vec<&str>> =
             text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0], ["100", "50.0%", "1", "us", "75.0%", "inner", "(f:3)"]);
         assert_eq!(rows[1], ["100", "50.0%", "1", "us", "100.0%", "outer", "(f:3)"]);
-        let mut collapsed = Vec::new();
-        write_collapsed(&recording, &named, &mut collapsed).unwrap();
-        let collapsed = String::from_utf8(collapsed).unwrap();
-        assert!(
-            collapsed.lines().any(|line| line.ends_with("outer (f:3);inner (f:3) 100")),
-            "{collapsed}"
-        );
-        assert_eq!(collapsed.lines().count(), 3, "{collapsed}");
+        let mut output = Vec::new();
+        write_collapsed(&recording, &names, &mut output).unwrap();
+        let text = String::from_utf8(output).unwrap();
+        assert!(text.lines().any(|line| line.ends_with("outer (f:3);inner (f:3) 100")), "{text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
     }
 
     #[test]

@@ -126,8 +126,8 @@ mod tests {
             let lines = points.lines();
             assert!(lines.len() <= LINES_MAX && lines.is_empty() == (count == 0), "{lines:#?}");
             assert!(lines.iter().all(|line| line.len() <= 20 + BAR_COLUMNS as usize), "{lines:#?}");
-            for shown in [points.0.first(), points.0.last()].into_iter().flatten() {
-                assert!(lines.iter().any(|line| line.contains(&Size(shown.0).to_string())));
+            for point in [points.0.first(), points.0.last()].into_iter().flatten() {
+                assert!(lines.iter().any(|line| line.contains(&Size(point.0).to_string())));
             }
             assert_eq!(CurvePoints::from_json(&points.json()), Some(points.clone()));
             let (text, nan) = (points.svg(), points.svg().contains("NaN"));

@@ -177,9 +177,9 @@ mod tests {
         let tables = tables();
         process(&tables, 1, &[(50, 60), (120, 240), (200, 200), (400, 100)]);
         let points = curve(&tables).points().0;
-        let shown: Vec<(u64, u64)> =
+        let points_shown: Vec<(u64, u64)> =
             points.iter().map(|(at, by)| (at / MIB, by.round() as u64)).collect();
-        assert_eq!(shown, [(100, 60), (128, 30), (208, 10), (416, 0)]);
+        assert_eq!(points_shown, [(100, 60), (128, 30), (208, 10), (416, 0)]);
         for (bytes, percent) in points {
             assert!(curve(&tables).limit_for(percent).is_none_or(|limit| limit <= bytes));
         }

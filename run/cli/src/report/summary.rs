@@ -275,11 +275,11 @@ mod tests {
             (0, 0, 60 << 20, 0, "peak 60.0 MiB"),
             (0, 0, 0, 30 << 20, "at most 30.0 MiB in processes without an engine"),
         ];
-        for (status, largest_bytes, peak, unmanaged, words) in cases.iter().copied() {
+        for (status, largest_bytes, peak, unmanaged_bytes, words) in cases.iter().copied() {
             let tables = tables();
             tables.tables()[0].note_process();
             claim(&tables, 5).stats().peak_bytes.store(peak, Relaxed);
-            tables.bounds().set_slotless(1, unmanaged);
+            tables.bounds().set_slotless(1, unmanaged_bytes);
             let text = summary(&config, &tables, &RunEnd { status, largest_bytes, ..WELL });
             assert!(text.contains(words), "{words}: {text}");
             assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");

@@ -228,13 +228,13 @@ mod tests {
     fn process_with_the_key_gets_the_files_of_its_user() {
         let door = Arc::new(Door::open().unwrap());
         let files = ["/etc/passwd", "/etc/group"].map(|path| std::fs::File::open(path).unwrap());
-        let (server, mut asked) = (door.clone(), 0);
+        let (server, mut count) = (door.clone(), 0);
         // SAFETY: getuid has no conditions.
         let user = unsafe { libc::getuid() };
         std::thread::spawn(move || {
             server.serve(|who| {
-                asked += 1;
-                (who == user && asked <= 2).then(|| files.each_ref().map(AsFd::as_fd))
+                count += 1;
+                (who == user && count <= 2).then(|| files.each_ref().map(AsFd::as_fd))
             });
         });
         let (name, key) = (door.name(), *door.key());
@@ -242,7 +242,7 @@ mod tests {
         let stranger = SocketAddress::of("");
         let other = std::os::unix::net::UnixDatagram::unbound().unwrap();
         // SAFETY: bytes and address are local, and have the lengths that are passed.
-        let sent = unsafe {
+        let result = unsafe {
             let to = SocketAddress::of(name);
             let fd = other.as_fd().as_raw_fd();
             libc::sendto(
@@ -254,7 +254,7 @@ mod tests {
                 to.1,
             )
         };
-        assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
+        assert_eq!((result, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
         let ask = |name: &str| memfold_run::door::ask(DoorAddress::Name(name.as_bytes()), &key);
         let answer = ask(name).unwrap();
         assert_eq!(answer.number, std::process::id());
@@ -269,9 +269,10 @@ mod tests {
         assert!(other(0, name).is_none());
         for (fd, path) in [(answer.table, "/etc/passwd"), (answer.bounds, "/etc/group")] {
             // SAFETY: `into_raw_fd` has given up the descriptor, so nothing else owns it.
-            let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
+            let file =
+                unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
             assert_eq!(
-                std::io::read_to_string(got).unwrap(),
+                std::io::read_to_string(file).unwrap(),
                 std::fs::read_to_string(path).unwrap()
             );
         }

@@ -151,14 +151,14 @@ VmFlags: rd wr mr mw me um uw ac
 
     #[test]
     fn areas_are_merged_and_told_apart() {
-        let shown: Vec<_> = parse(SMAPS)
+        let areas_shown: Vec<_> = parse(SMAPS)
             .into_iter()
             .map(|a| (a.name, a.bytes >> 10, a.resident_bytes >> 10, a.is_managed))
             .collect();
         let of =
             |name: &str, kib, resident, managed| (name.to_string(), kib, resident, Some(managed));
         assert_eq!(
-            shown,
+            areas_shown,
             [
                 of("[heap]", 8192, 512, true),
                 of("anonymous", 192, 20, true),
@@ -170,8 +170,9 @@ VmFlags: rd wr mr mw me um uw ac
     #[test]
     fn without_a_userfaultfd_it_is_not_known_what_is_managed() {
         let areas = parse(&SMAPS.replace(" um uw", ""));
-        let shown: Vec<_> = areas.iter().map(|area| (area.bytes >> 10, area.is_managed)).collect();
-        assert_eq!(shown, [(8192, None), (192, None), (4, Some(false))]);
+        let areas_shown: Vec<_> =
+            areas.iter().map(|area| (area.bytes >> 10, area.is_managed)).collect();
+        assert_eq!(areas_shown, [(8192, None), (192, None), (4, Some(false))]);
     }
 
     #[test]

@@ -81,8 +81,8 @@ mod tests {
     #[test]
     fn counts_end_without_a_last_patch() {
         let counts = TrapCounts::new();
-        let found = patched_at(&counts, 77, &[], 200_000);
-        assert_eq!((found.len(), found.last()), (13, Some(&(1 << 15))));
+        let site = patched_at(&counts, 77, &[], 200_000);
+        assert_eq!((site.len(), site.last()), (13, Some(&(1 << 15))));
     }
 
     #[test]

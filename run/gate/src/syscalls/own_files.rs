@@ -190,10 +190,10 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = format!("/proc/{}/mem", child.id());
         let others = [other.as_str(), "/proc/self/status", "/proc/self/maps", "/etc/passwd"];
-        let owned = others.map(|path| is_own(&File::open(path).unwrap()));
+        let answers = others.map(|path| is_own(&File::open(path).unwrap()));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(owned, [false; 4]);
+        assert_eq!(answers, [false; 4]);
     }
 
     #[test]
@@ -209,8 +209,8 @@ mod tests {
         assert_eq!(is_own_list(fd, 0), own);
         assert_eq!(is_own_list(fd, c"".as_ptr() as usize), own);
         let thread = memfold_os::thread::thread_id();
-        let found = own_list(fd).unwrap();
-        assert_eq!((found.number_here(thread), found.innermost(thread)), (thread, Some(thread)));
+        let list = own_list(fd).unwrap();
+        assert_eq!((list.number_here(thread), list.innermost(thread)), (thread, Some(thread)));
         assert!(own_list(open("/proc/self/fd").as_raw_fd() as usize).is_none());
         assert!(own_list(open("/tmp").as_raw_fd() as usize).is_none());
     }

@@ -420,9 +420,9 @@ mod tests {
 
     /// Makes a call by a keeper that notes what it is shown, and returns the result and the notes.
     fn made_and_asked(nr: usize, args: &[usize; 6]) -> (isize, Vec<Vec<usize>>) {
-        let asked: &Asked = Box::leak(Box::new(Asked(Mutex::new(Vec::new()))));
+        let requests: &Asked = Box::leak(Box::new(Asked(Mutex::new(Vec::new()))));
         let keeper = Keeper {
-            holds: asked,
+            holds: requests,
             pages: &NotAsked,
             life: &NotAsked,
             children: &NoServer,
@@ -431,9 +431,9 @@ mod tests {
         };
         let record = GateThread::take().unwrap();
         let caller = CallingThread { keeper: &keeper, record, rows: &TABLE };
-        let made = caller.plain(TABLE.look_up(nr), nr, args);
+        let result = caller.plain(TABLE.look_up(nr), nr, args);
         record.give_back();
-        (made, asked.0.lock().unwrap().clone())
+        (result, requests.0.lock().unwrap().clone())
     }
 
     #[test]
@@ -451,9 +451,9 @@ mod tests {
             (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
         ];
         for (nr, args) in calls {
-            let (made, asked) = made_and_asked(nr as usize, &args);
-            assert_eq!(made, -(libc::EFAULT as isize));
-            assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
+            let (result, requests) = made_and_asked(nr as usize, &args);
+            assert_eq!(result, -(libc::EFAULT as isize));
+            assert!(requests.len() == 1 && requests[0].contains(&bad), "{requests:x?}");
         }
     }
 
@@ -479,9 +479,9 @@ mod tests {
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
         let args = [fd, start, 2 * PIECE, 0, 0, 0];
-        let (made, asked) = made_and_asked(libc::SYS_write as usize, &args);
-        assert_eq!(made, PIECE as isize);
-        assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");
-        assert!(!asked[0].contains(&start), "{asked:x?}");
+        let (result, requests) = made_and_asked(libc::SYS_write as usize, &args);
+        assert_eq!(result, PIECE as isize);
+        assert!(requests.len() == 1 && requests[0].contains(&(start + PIECE)), "{requests:x?}");
+        assert!(!requests[0].contains(&start), "{requests:x?}");
     }
 }

@@ -396,17 +396,17 @@ mod tests {
     fn memory_mapped_as_a_stack_is_taken_if_no_thread_uses_it() {
         each_paging_alone(|program| {
             let (calls, room) = (Calls(program), Room::new(160));
-            let (used, unused) = (room.pages(0..64), room.pages(80..144));
-            for stack in [&used, &unused] {
+            let (used_pages, spare_pages) = (room.pages(0..64), room.pages(80..144));
+            for stack in [&used_pages, &spare_pages] {
                 assert_eq!(calls.map_with(stack, PLAIN, libc::MAP_STACK), stack.start as isize);
             }
             calls.with_state(|state| {
                 state.marked(MemoryMark::Own).add(room.pages(60..61));
                 Adoption::of(program).adopt_stacks(state);
                 Adoption::of(program).adopt(state, &room.pages(0..160));
-                assert_eq!(state.marked(MemoryMark::Own).within(&used), [used.clone()]);
+                assert_eq!(state.marked(MemoryMark::Own).within(&used_pages), [used_pages.clone()]);
             });
-            assert_eq!(calls.managed(&room.pages(0..160)), [unused]);
+            assert_eq!(calls.managed(&room.pages(0..160)), [spare_pages]);
         });
     }
 

@@ -285,8 +285,8 @@ mod tests {
         };
         assert_eq!(text("/bin/busybox"), format!("/bin/busybox: {WHY}"));
         let long = format!("/{}/end", "x".repeat(500));
-        let told = text(&long);
-        assert_eq!(told.len(), UNMANAGED_BYTES_MAX);
-        assert!(told.ends_with(&format!("x/end: {WHY}")));
+        let note = text(&long);
+        assert_eq!(note.len(), UNMANAGED_BYTES_MAX);
+        assert!(note.ends_with(&format!("x/end: {WHY}")));
     }
 }

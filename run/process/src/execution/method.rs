@@ -279,25 +279,25 @@ mod tests {
     /// Returns an ELF file with a segment of code, and the header of an interpreter if one is given.
     fn elf(machine: u16, class: u8, interpreter: Option<&str>) -> Vec<u8> {
         let mut file = vec![0u8; HEADER_BYTES + 2 * ENTRY_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &[0x7f, b'E', b'L', b'F', class, 1]);
-        put(16, &ET_EXEC.to_le_bytes());
-        put(18, &machine.to_le_bytes());
-        put(24, &0x40_0000u64.to_le_bytes());
-        put(32, &(HEADER_BYTES as u64).to_le_bytes());
-        put(54, &(ENTRY_BYTES as u16).to_le_bytes());
-        put(56, &(1 + u16::from(interpreter.is_some())).to_le_bytes());
-        put(HEADER_BYTES, &PT_LOAD.to_le_bytes());
-        put(HEADER_BYTES + 4, &(PF_R | PF_X).to_le_bytes());
-        put(HEADER_BYTES + 16, &0x40_0000u64.to_le_bytes());
+        let mut copy = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        copy(0, &[0x7f, b'E', b'L', b'F', class, 1]);
+        copy(16, &ET_EXEC.to_le_bytes());
+        copy(18, &machine.to_le_bytes());
+        copy(24, &0x40_0000u64.to_le_bytes());
+        copy(32, &(HEADER_BYTES as u64).to_le_bytes());
+        copy(54, &(ENTRY_BYTES as u16).to_le_bytes());
+        copy(56, &(1 + u16::from(interpreter.is_some())).to_le_bytes());
+        copy(HEADER_BYTES, &PT_LOAD.to_le_bytes());
+        copy(HEADER_BYTES + 4, &(PF_R | PF_X).to_le_bytes());
+        copy(HEADER_BYTES + 16, &0x40_0000u64.to_le_bytes());
         for at in [32, 40] {
-            put(HEADER_BYTES + at, &100u64.to_le_bytes());
+            copy(HEADER_BYTES + at, &100u64.to_le_bytes());
         }
         if let Some(path) = interpreter {
             let (at, second) = (HEADER_BYTES + 2 * ENTRY_BYTES, HEADER_BYTES + ENTRY_BYTES);
-            put(second, &PT_INTERP.to_le_bytes());
-            put(second + 8, &(at as u64).to_le_bytes());
-            put(second + 32, &(path.len() as u64 + 1).to_le_bytes());
+            copy(second, &PT_INTERP.to_le_bytes());
+            copy(second + 8, &(at as u64).to_le_bytes());
+            copy(second + 32, &(path.len() as u64 + 1).to_le_bytes());
             file.extend(path.bytes().chain([0]));
         }
         file
@@ -314,8 +314,8 @@ mod tests {
             ExecMethod::Linked
         );
         // The kernel doesn't find that linker.
-        let gone = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
-        let program = file(&scratch, "program", elf(EM_X86_64, 2, Some(&gone)), 0o755);
+        let linker_path = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
+        let program = file(&scratch, "program", elf(EM_X86_64, 2, Some(&linker_path)), 0o755);
         assert_eq!(method(&program), ExecMethod::Linked);
     }
 
@@ -357,16 +357,19 @@ mod tests {
     #[test]
     fn script_is_judged_by_its_interpreter() {
         let scratch = Scratch::new();
-        let fixed = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
-        for line in [format!("#!{fixed}\n"), format!("#! \t{fixed} -x\necho"), format!("#!{fixed}")]
-        {
+        let static_program = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
+        for line in [
+            format!("#!{static_program}\n"),
+            format!("#! \t{static_program} -x\necho"),
+            format!("#!{static_program}"),
+        ] {
             let mut name = named(&file(&scratch, "script", line.as_bytes(), 0o755));
             assert_eq!(
                 of(libc::AT_FDCWD, &mut name, &mut ScriptWords::new()),
                 ExecMethod::Loaded,
                 "{line:?}"
             );
-            assert!(name.starts_with(fixed.as_bytes()) && name[fixed.len()] == 0);
+            assert!(name.starts_with(static_program.as_bytes()) && name[static_program.len()] == 0);
         }
         assert_eq!(method(&file(&scratch, "script", "#!/bin/sh\n", 0o755)), ExecMethod::Linked);
         assert_eq!(method(&file(&scratch, "empty", "#!\n", 0o755)), ExecMethod::Linked);
@@ -429,8 +432,8 @@ mod tests {
     #[test]
     fn script_gets_the_arguments_that_the_kernel_gives() {
         let scratch = Scratch::new();
-        let fixed = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
-        let inner = file(&scratch, "inner", format!("#! {fixed} \t-a  b \nx"), 0o755);
+        let static_program = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
+        let inner = file(&scratch, "inner", format!("#! {static_program} \t-a  b \nx"), 0o755);
         let outer = file(&scratch, "outer", format!("#!{inner}\n"), 0o755);
         let (mut name, mut script) = (named(&outer), ScriptWords::new());
         assert_eq!(of(libc::AT_FDCWD, &mut name, &mut script), ExecMethod::Loaded);
@@ -439,6 +442,6 @@ mod tests {
             // SAFETY: each is a string in `script` or the constant above.
             .map(|at| unsafe { CStr::from_ptr(at as *const c_char) }.to_str().unwrap())
             .collect();
-        assert_eq!(words, [&*fixed, "-a  b", &inner, "outer"]);
+        assert_eq!(words, [&*static_program, "-a  b", &inner, "outer"]);
     }
 }

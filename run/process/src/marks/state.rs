@@ -316,13 +316,13 @@ mod tests {
     }
 
     fn moved(from: Range<usize>, target: Range<usize>, keeps_source: bool) -> RemappedTo {
-        let taken = from.start..from.start + from.len().min(target.len());
-        let gone = match (target.start == from.start, keeps_source) {
+        let source = from.start..from.start + from.len().min(target.len());
+        let rest = match (target.start == from.start, keeps_source) {
             (true, _) => target.end..from.end.max(target.end),
             (false, true) => 0..0,
             (false, false) => from.clone(),
         };
-        RemappedTo { from, target, taken, gone }
+        RemappedTo { from, target, taken: source, gone: rest }
     }
 
     /// Records an mremap during which nothing changed.

@@ -254,9 +254,9 @@ mod tests {
     }
 
     fn zeros(base: usize, segments: &[libc::Elf64_Phdr]) -> Vec<Range<usize>> {
-        let mut found = StaticMemory::new();
-        segments.iter().for_each(|each| found.add_segment(base, each, &OWN));
-        found.zeros.take()
+        let mut statics = StaticMemory::new();
+        segments.iter().for_each(|each| statics.add_segment(base, each, &OWN));
+        statics.zeros.take()
     }
 
     #[test]
@@ -281,8 +281,8 @@ mod tests {
         let pages = |start: usize, len: usize| start..(start + len).next_multiple_of(PAGE_SIZE);
         let map = [0, 0x10_0000, 0, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize, 0, 0];
         memory.note_call(libc::SYS_mmap, &map, &pages, START);
-        for (nr, args, made) in calls {
-            memory.note_call(*nr, args, &pages, *made as usize);
+        for (nr, args, result) in calls {
+            memory.note_call(*nr, args, &pages, *result as usize);
         }
         memory.mapped.take()
     }
@@ -292,13 +292,13 @@ mod tests {
         let unmap = (libc::SYS_munmap, [0x11_0000, 0xfff, 0, 0, 0, 0], 0);
         assert_eq!(mapped_after(&[unmap]), [0x10_0000..0x11_0000, 0x11_1000..0x20_0000]);
         let file = [0, 0x1000, 0, (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize, 3, 0];
-        let fixed = (libc::SYS_mmap, file, 0x10_0000);
-        assert_eq!(mapped_after(&[fixed]), [0x10_1000..0x20_0000]);
-        let shared =
+        let fixed_call = (libc::SYS_mmap, file, 0x10_0000);
+        assert_eq!(mapped_after(&[fixed_call]), [0x10_1000..0x20_0000]);
+        let shared_call =
             (libc::SYS_mmap, [0, 0x1000, 0, libc::MAP_SHARED_VALIDATE as usize, 3, 0], 0x10_0000);
-        assert_eq!(mapped_after(&[shared]), [0x10_1000..0x20_0000]);
-        let moved = (libc::SYS_mremap, [0x10_0000, 0x8_0000, 0x9_0000, 1, 0, 0], 0x30_0000);
-        assert_eq!(mapped_after(&[moved]), [0x18_0000..0x20_0000, 0x30_0000..0x39_0000]);
+        assert_eq!(mapped_after(&[shared_call]), [0x10_1000..0x20_0000]);
+        let move_call = (libc::SYS_mremap, [0x10_0000, 0x8_0000, 0x9_0000, 1, 0, 0], 0x30_0000);
+        assert_eq!(mapped_after(&[move_call]), [0x18_0000..0x20_0000, 0x30_0000..0x39_0000]);
         let unknown = (libc::SYS_mremap, [0x1f_0000, 0x2_0000, 0x2_0000, 1, 0, 0], 0x30_0000);
         assert_eq!(mapped_after(&[unknown]), [0x10_0000..0x1f_0000], "in part of another kind");
         let heap = |end| (libc::SYS_brk, [end, 0, 0, 0, 0, 0], end as isize);

@@ -304,9 +304,9 @@ mod tests {
             let (pager, account, mut level) =
                 (program.pager(), program.account(), SizeLevel::default());
             let limit = LIMIT;
-            let seen = account.look(&mut level, 0, true).unwrap();
-            assert_eq!((seen.before, seen.slower), (0, 1));
-            assert!(level.anonymous >= seen.unmanaged && level.anonymous > 0);
+            let look = account.look(&mut level, 0, true).unwrap();
+            assert_eq!((look.before, look.slower), (0, 1));
+            assert!(level.anonymous >= look.unmanaged && level.anonymous > 0);
             assert_eq!(pager.limits().bound_bytes(), limit);
             assert!(
                 account.has_room(&mut level, limit) && !account.has_room(&mut level, limit + 1)

@@ -166,8 +166,8 @@ mod tests {
                 self.moves.worked_ns += MS / 100 * percent;
                 self.moves.moved_bytes += fault_mib * MIB * (n % 10) / 4500;
                 if self.watch.is_due(&self.moves) {
-                    let shared = 100 * MIB;
-                    self.watch.note(&self.moves, shared, self.others, COST_NS);
+                    let shared_bytes = 100 * MIB;
+                    self.watch.note(&self.moves, shared_bytes, self.others, COST_NS);
                     self.measured += 1;
                 }
             }

@@ -301,19 +301,19 @@ mod tests {
     fn users_share_as_processes_do() {
         let (bounds, _file) = RunBounds::create(u64::MAX, &KEY).unwrap();
         bounds.set_given(100, 90);
-        let dealt = |users: &[[AskedShare; 2]]| {
+        let deal = |users: &[[AskedShare; 2]]| {
             bounds.deal(users);
             (0..users.len()).map(|user| bounds.portion(user).left()).collect::<std::vec::Vec<_>>()
         };
-        assert_eq!(dealt(&[asked(500, 200, 7)]), [(100, 90)]);
-        assert_eq!(dealt(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);
+        assert_eq!(deal(&[asked(500, 200, 7)]), [(100, 90)]);
+        assert_eq!(deal(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);
         // Each user gets half of what neither needs.
-        assert_eq!(dealt(&[asked(40, 0, 0), asked(20, 0, 0)]), [(60, 55), (40, 35)]);
+        assert_eq!(deal(&[asked(40, 0, 0), asked(20, 0, 0)]), [(60, 55), (40, 35)]);
         // A user that claims without end gets no more than an equal share.
-        assert_eq!(dealt(&[asked(80, 0, 5), asked(u64::MAX, 0, 9)]), [(50, 45), (50, 45)]);
+        assert_eq!(deal(&[asked(80, 0, 5), asked(u64::MAX, 0, 9)]), [(50, 45), (50, 45)]);
         assert_eq!(bounds.portion(0).others(true), (0, false));
         assert_eq!(bounds.portion(1).others(false), (0, true));
-        assert_eq!(dealt(&[asked(80, 70, 70), asked(80, 10, 10)]), [(70, 70), (30, 20)]);
+        assert_eq!(deal(&[asked(80, 70, 70), asked(80, 10, 10)]), [(70, 70), (30, 20)]);
         assert_eq!(
             (bounds.portion(0).others(true), bounds.portion(1).others(true)),
             ((10, true), (70, false))

@@ -110,11 +110,11 @@ mod tests {
         let small = block(|_| random.word() & 0x3f_0000_003f);
         assert_eq!(look(&small), plan(4, PlaneWords::Plain));
         let some: Vec<u64> = (0..120).map(|_| random.word()).collect();
-        let picked = block(|_| some[random.below(120)]);
-        assert_eq!(look(&picked), plan(8, PlaneWords::Table));
+        let few_values = block(|_| some[random.below(120)]);
+        assert_eq!(look(&few_values), plan(8, PlaneWords::Table));
         let eighths = |n: usize| (n as f32 / 127.0).to_bits() as u64;
-        let picked = block(|_| eighths(random.below(128)) | eighths(random.below(128)) << 32);
-        assert_eq!(look(&picked), plan(4, PlaneWords::Table));
+        let few_values = block(|_| eighths(random.below(128)) | eighths(random.below(128)) << 32);
+        assert_eq!(look(&few_values), plan(4, PlaneWords::Table));
         let mut level = 0x8000u16;
         let sound = block(|_| {
             (0..4).fold(0, |word, i| {

@@ -85,14 +85,17 @@ mod tests {
             sources[0] = PlaneSource::Bytes(planes.as_ptr());
             assert!(planes[WORDS..].iter().all(|byte| *byte == 0), "steps of one byte");
             let Some(plane) = only_plane(&sources) else { return eprintln!("SKIPPED: no AVX2") };
-            let mut joined = [vec![0xc3; words.len()], vec![0x3c; words.len()]];
+            let mut planes_joined = [vec![0xc3; words.len()], vec![0x3c; words.len()]];
             // SAFETY: the plane has a byte for each word, the results have room for all words, and
             // the processor has AVX2.
             unsafe {
-                join(plane, WORDS, first, joined[0].as_mut_ptr());
-                kernel::join(&sources, 8, WORDS, Some(first), joined[1].as_mut_ptr());
+                join(plane, WORDS, first, planes_joined[0].as_mut_ptr());
+                kernel::join(&sources, 8, WORDS, Some(first), planes_joined[1].as_mut_ptr());
             }
-            assert!(joined[0] == words && joined[1] == words, "steps of {most} from {first}");
+            assert!(
+                planes_joined[0] == words && planes_joined[1] == words,
+                "steps of {most} from {first}"
+            );
             sources[3] = PlaneSource::Constant(1);
             assert!(only_plane(&sources).is_none());
         }

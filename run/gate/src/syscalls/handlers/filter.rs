@@ -243,10 +243,10 @@ mod tests {
         assert!(refused(&second, (SYS_ioctl, 11)) && !refused(&second, (SYS_ioctl, 10)));
         // A call that may fail isn't refused by an error, but by a signal or by an unknown action.
         let fails = [NUMBER, errno];
-        let tried = KeeperCall::tried(SYS_openat, [0; 4]);
-        assert!(!refused_call(&fails, &tried) && refused(&fails, (SYS_openat, 0)));
+        let call = KeeperCall::tried(SYS_openat, [0; 4]);
+        assert!(!refused_call(&fails, &call) && refused(&fails, (SYS_openat, 0)));
         for action in [SECCOMP_RET_TRAP, SECCOMP_RET_KILL_PROCESS, 0x1234_0000] {
-            assert!(refused_call(&[(BPF_RET, 0, 0, action)], &tried), "{action:x}");
+            assert!(refused_call(&[(BPF_RET, 0, 0, action)], &call), "{action:x}");
         }
         // A filter that decides by each of the other arguments.
         for place in [0, 2, 3] {
