@@ -637,7 +637,7 @@ mod tests {
             unsafe { self.space.take_by_copy(self.memory.start(), self.frame.as_ptr(), LEN) }
         }
 
-        /// Returns the first byte of a page at home, or the error of reading it.
+        /// Returns the first byte of a resident page, or the error of reading it.
         fn byte(&self, page: usize) -> Result<u8, Errno> {
             let mut byte = 0;
             let from = self.memory.start() + page * PAGE_SIZE;
