@@ -20,10 +20,10 @@ fn section(document: &str, name: &str) -> String {
     let (begin, end) = (format!("<!-- {name}:begin -->\n"), format!("<!-- {name}:end -->"));
     let (before, rest) =
         text.split_once(&begin).unwrap_or_else(|| panic!("{document} has no {begin}"));
-    let (inside, after) =
+    let (middle, after) =
         rest.split_once(&end).unwrap_or_else(|| panic!("{document} has no {end}"));
     assert!(!before.contains(&begin) && !after.contains(&begin), "{document} has {begin} twice");
-    inside.to_string()
+    middle.to_string()
 }
 
 /// A row; a bar within a cell would end it.
@@ -38,19 +38,20 @@ fn table(head: &[&str], rows: impl Iterator<Item = String>) -> String {
 }
 
 fn assert_same(document: &str, name: &str, wanted: &str) {
-    let found = section(document, name);
+    let text = section(document, name);
     assert!(
-        found == wanted,
-        "{document}, between the marks of `{name}`: replace\n{found}\nby\n{wanted}"
+        text == wanted,
+        "{document}, between the marks of `{name}`: replace\n{text}\nby\n{wanted}"
     );
 }
 
 #[test]
-fn what_the_limit_counts_is_said_in_the_same_words_everywhere() {
-    let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('`', "");
+fn documents_describe_the_limit_in_the_same_words() {
+    let normal_text =
+        |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('`', "");
     for document in ["README.md", "docs/limits.md"] {
-        let text = plain(&read(document));
-        assert!(text.contains(&plain(COUNTED)), "{document} lacks\n{COUNTED}");
+        let text = normal_text(&read(document));
+        assert!(text.contains(&normal_text(COUNTED)), "{document} lacks\n{COUNTED}");
     }
 }
 
@@ -104,7 +105,7 @@ fn with_holes(text: &str, marks: (char, char), is_value: fn(&str) -> bool) -> St
         out.push_str(before);
         let value = after.split_once(marks.1).filter(|(value, _)| is_value(value));
         out.push(if value.is_some() { HOLE } else { marks.0 });
-        rest = value.map_or(after, |(_, behind)| behind);
+        rest = value.map_or(after, |(_, rest_of_text)| rest_of_text);
     }
     out + rest
 }
@@ -132,24 +133,24 @@ fn printing_code() -> String {
 
 /// Returns the Rust files below `folder` that are built into memfold.
 fn sources(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let (path, name) = (entry.path(), entry.file_name());
         match name.to_str().unwrap_or_default() {
             "tests" | "tests.rs" | "examples" => {}
-            _ if path.is_dir() => found.extend(sources(&path)),
-            name if name.ends_with(".rs") => found.push(path),
+            _ if path.is_dir() => names.extend(sources(&path)),
+            name if name.ends_with(".rs") => names.push(path),
             _ => {}
         }
     }
-    found
+    names
 }
 
 /// What is not a hidden line of it: rustdoc compiles and runs it.
 #[test]
 fn usage_shows_the_example_that_the_crate_runs() {
     let usage = read("docs/usage.md");
-    let shown = usage.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
+    let example = usage.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
     let source = read("bindings/memfold/src/lib.rs");
     let run = source.split("//! ```\n").nth(1).expect("an example").lines();
     let run: Vec<&str> = run
@@ -157,7 +158,7 @@ fn usage_shows_the_example_that_the_crate_runs() {
         .map(|line| line.strip_prefix(' ').unwrap_or(line))
         .filter(|line| !line.starts_with("# "))
         .collect();
-    assert_eq!(shown.expect("docs/usage.md has no block of Rust").trim_end(), run.join("\n"));
+    assert_eq!(example.expect("docs/usage.md has no block of Rust").trim_end(), run.join("\n"));
     assert_eq!(usage.matches("```rust").count(), 1, "others would not be run");
 }
 
@@ -175,12 +176,15 @@ fn counters_lists_every_counter_with_its_help() {
         FigureKind::Counter => "counter",
         FigureKind::Times => "histogram",
     };
-    let plain = FIGURES.iter().chain(TIME_FIGURES).map(|figure| one(figure, kind(figure)));
+    let plain_figures = FIGURES.iter().chain(TIME_FIGURES).map(|figure| one(figure, kind(figure)));
     let per_order = ORDER_FIGURES.iter().map(|figure| one(figure, "counter, per order"));
     assert_same(
         "docs/counters.md",
         "counters",
-        &table(&["name", "kind", "unit", "in Linux", "what it counts"], plain.chain(per_order)),
+        &table(
+            &["name", "kind", "unit", "in Linux", "what it counts"],
+            plain_figures.chain(per_order),
+        ),
     );
 }
 
@@ -230,8 +234,8 @@ fn links_between_documents_lead_somewhere() {
 fn is_heading(line: &str, name: &str) -> bool {
     let Some(title) = line.strip_prefix('#') else { return false };
     let title = title.trim_start_matches('#').trim().to_lowercase();
-    let kept = title.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
-    kept.map(|c| if c == ' ' { '-' } else { c }).eq(name.chars())
+    let letters = title.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    letters.map(|c| if c == ' ' { '-' } else { c }).eq(name.chars())
 }
 
 #[test]
@@ -240,8 +244,12 @@ fn map_names_every_folder_of_the_engine_and_no_missing_file() {
     let source = root().join("engine/engine/src");
     for entry in std::fs::read_dir(&source).unwrap().map(Result::unwrap) {
         let name = entry.file_name().into_string().unwrap();
-        let shown = if entry.path().is_dir() { format!("`{name}/`") } else { format!("`{name}`") };
-        assert!(map.contains(&shown) || name == "lib.rs", "ARCHITECTURE.md doesn't name {shown}");
+        let entry_name =
+            if entry.path().is_dir() { format!("`{name}/`") } else { format!("`{name}`") };
+        assert!(
+            map.contains(&entry_name) || name == "lib.rs",
+            "ARCHITECTURE.md doesn't name {entry_name}"
+        );
     }
     let walks = map.split("## The fault walk").nth(1).expect("the walks");
     for file in walks.split('`').filter(|word| word.ends_with(".rs") && word.contains('/')) {

@@ -17,10 +17,10 @@ static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn requests_allocate_nothing_once_tables_exist() {
-    let served = served::Served::with(false, 1);
-    served.device.preallocate().unwrap();
+    let server = served::Served::with(false, 1);
+    server.device.preallocate().unwrap();
     let memory = frontend::Memory::new();
-    let mut vmm = frontend::Vmm::new(&served, &memory);
+    let mut vmm = frontend::Vmm::new(&server, &memory);
     let kick = frontend::event();
     let call = vmm.start(&memory, 0, 0, &kick);
     let write = |n: u16| {
@@ -37,5 +37,5 @@ fn requests_allocate_nothing_once_tables_exist() {
     (1..500).for_each(write);
     let more = calls() - before;
     assert_eq!(more, 0, "{more} calls of the allocator");
-    assert_eq!(served.bytes(499 * 512, 512), [499_u16 as u8; 512]);
+    assert_eq!(server.bytes(499 * 512, 512), [499_u16 as u8; 512]);
 }

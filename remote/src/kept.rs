@@ -190,9 +190,9 @@ mod tests {
     const EXPIRY: Duration = Duration::from_secs(86400);
 
     fn kept() -> (KeptPasses, impl Fn(u64) -> Duration) {
-        let kept = KeptPasses::new(EXPIRY);
-        let start = kept.state().whole;
-        (kept, move |hours| start + Duration::from_secs(hours * 3600))
+        let passes = KeptPasses::new(EXPIRY);
+        let start = passes.state().whole;
+        (passes, move |hours| start + Duration::from_secs(hours * 3600))
     }
 
     fn fails(kept: &KeptPasses, now: Duration) -> Option<String> {
@@ -203,48 +203,48 @@ mod tests {
 
     #[test]
     fn pass_begins_at_a_quarter_of_the_lifetime_and_resumes() {
-        let (kept, at) = kept();
-        assert!(!kept.begin(at(5)));
-        assert!(kept.begin(at(6)));
-        kept.reach((3, 9));
-        assert!(kept.judge(at(6), Err("no route".to_string()), false).is_none(), "there is time");
-        assert!(kept.begin(at(7)));
-        assert_eq!(kept.at(), Some((3, 9)));
-        assert!(kept.judge(at(7), Ok(()), false).is_none());
-        assert_eq!(kept.state().whole, at(6), "keys that it reached first are so old");
-        assert!(!kept.begin(at(11)) && kept.begin(at(12)));
-        assert_eq!(kept.at(), None);
+        let (passes, at) = kept();
+        assert!(!passes.begin(at(5)));
+        assert!(passes.begin(at(6)));
+        passes.reach((3, 9));
+        assert!(passes.judge(at(6), Err("no route".to_string()), false).is_none(), "there is time");
+        assert!(passes.begin(at(7)));
+        assert_eq!(passes.at(), Some((3, 9)));
+        assert!(passes.judge(at(7), Ok(()), false).is_none());
+        assert_eq!(passes.state().whole, at(6), "keys that it reached first are so old");
+        assert!(!passes.begin(at(11)) && passes.begin(at(12)));
+        assert_eq!(passes.at(), None);
     }
 
     #[test]
     fn warning_comes_once_at_half_the_lifetime_with_time_left() {
-        let (kept, at) = kept();
-        assert_eq!(fails(&kept, at(11)), None);
-        let text = fails(&kept, at(13)).unwrap();
+        let (passes, at) = kept();
+        assert_eq!(fails(&passes, at(11)), None);
+        let text = fails(&passes, at(13)).unwrap();
         assert!(
             text.contains("for 13 h and expire in 11 h") && text.ends_with("no route"),
             "{text}"
         );
-        assert_eq!(fails(&kept, at(14)), None);
-        assert!(kept.begin(at(20)));
-        let text = kept.judge(at(20), Ok(()), false).unwrap();
+        assert_eq!(fails(&passes, at(14)), None);
+        assert!(passes.begin(at(20)));
+        let text = passes.judge(at(20), Ok(()), false).unwrap();
         assert!(text.is_calm && text.text.contains("refreshed again"), "{}", text.text);
-        assert!(!kept.begin(at(25)), "no key was reached before, so all are fresh");
+        assert!(!passes.begin(at(25)), "no key was reached before, so all are fresh");
     }
 
     #[test]
     fn nothing_is_said_of_keys_that_there_are_not() {
-        let (kept, at) = kept();
-        assert!(kept.begin(at(30)));
-        assert!(kept.judge(at(30), Err("no route".to_string()), true).is_none());
-        assert!(kept.judge(at(31), Ok(()), true).is_none());
+        let (passes, at) = kept();
+        assert!(passes.begin(at(30)));
+        assert!(passes.judge(at(30), Err("no route".to_string()), true).is_none());
+        assert!(passes.judge(at(31), Ok(()), true).is_none());
     }
 
     #[test]
     fn stop_longer_than_the_lifetime_warns_of_data_loss() {
-        let (kept, at) = kept();
-        assert!(kept.begin(at(30)));
-        let text = kept.judge(at(30), Ok(()), false).unwrap();
+        let (passes, at) = kept();
+        assert!(passes.begin(at(30)));
+        let text = passes.judge(at(30), Ok(()), false).unwrap();
         assert!(
             !text.is_calm && text.text.contains("lost") && text.text.contains("30 h"),
             "{}",

@@ -91,9 +91,9 @@ impl EngineLine {
             if self.idle.fetch_sub(1, SeqCst) == 1 {
                 self.add_thread();
             }
-            let answered = self.answer(job);
+            let outcome = self.answer(job);
             self.idle.fetch_add(1, SeqCst);
-            if answered.is_err() {
+            if outcome.is_err() {
                 break;
             }
         }
@@ -180,18 +180,18 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let to = (&raw mut peer).cast();
     // SAFETY: `to` leads to a local of the length that is given.
-    let done = unsafe {
+    let code = unsafe {
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
     };
-    if done == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
+    if code == 0 { Ok(peer) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Reads one message; `None` at the end of the connection.
 fn receive(mut stream: &UnixStream) -> io::Result<Option<LineJob>> {
     let mut head = [0; RequestHead::BYTES];
     // SAFETY: the stream is borrowed, so its descriptor stays open.
-    let received = unsafe { receive_with_watch(stream.as_raw_fd(), &mut head) };
-    let (goes_on, copies) = received.map_err(|e| io::Error::from_raw_os_error(e.raw_os_error()))?;
+    let count = unsafe { receive_with_watch(stream.as_raw_fd(), &mut head) };
+    let (goes_on, copies) = count.map_err(|e| io::Error::from_raw_os_error(e.raw_os_error()))?;
     if !goes_on {
         return Ok(None);
     }

@@ -135,8 +135,8 @@ impl StoreLink {
                     let name: String = redis::from_redis_value_ref(name)?;
                     let Some((host, port)) = host_and_port(&name) else { continue };
                     let one = SingleNodeRoutingInfo::ByAddress { host, port };
-                    let reached = connection.route_command(&wait, RoutingInfo::SingleNode(one))?;
-                    if reached == Value::Int(0) {
+                    let value = connection.route_command(&wait, RoutingInfo::SingleNode(one))?;
+                    if value == Value::Int(0) {
                         return Ok(false);
                     }
                 }

@@ -46,9 +46,13 @@ impl LinkPool {
     pub fn lend(&self, work: LinkWork, deadline: Instant) -> Option<LentLink<'_>> {
         let mut inner = self.inner();
         while inner.lent == LINKS_MAX || work == LinkWork::Move && inner.moving == MOVES_MAX {
-            let left =
-                deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            inner = self.returned.wait_timeout(inner, left).expect("nobody panics with the lock").0;
+            let time_left =
+                deadline.checked_duration_since(Instant::now()).filter(|time| !time.is_zero())?;
+            inner = self
+                .returned
+                .wait_timeout(inner, time_left)
+                .expect("nobody panics with the lock")
+                .0;
         }
         inner.lent += 1;
         inner.moving += (work == LinkWork::Move) as usize;
@@ -86,16 +90,17 @@ mod tests {
     #[test]
     fn reads_find_a_connection_however_much_is_moved() {
         let links = LinkPool::default();
-        let past = Instant::now();
+        let past_time = Instant::now();
         let moves: Vec<_> =
-            (0..MOVES_MAX).map(|_| links.lend(LinkWork::Move, past).unwrap()).collect();
-        assert!(links.lend(LinkWork::Move, past).is_none());
-        let mut reads: Vec<_> =
-            (MOVES_MAX..LINKS_MAX).map(|_| links.lend(LinkWork::Read, past).unwrap()).collect();
-        assert!(links.lend(LinkWork::Read, past).is_none());
+            (0..MOVES_MAX).map(|_| links.lend(LinkWork::Move, past_time).unwrap()).collect();
+        assert!(links.lend(LinkWork::Move, past_time).is_none());
+        let mut reads: Vec<_> = (MOVES_MAX..LINKS_MAX)
+            .map(|_| links.lend(LinkWork::Read, past_time).unwrap())
+            .collect();
+        assert!(links.lend(LinkWork::Read, past_time).is_none());
         drop(moves);
-        reads.extend((0..MOVES_MAX).map(|_| links.lend(LinkWork::Read, past).unwrap()));
-        assert!(links.lend(LinkWork::Move, past).is_none());
+        reads.extend((0..MOVES_MAX).map(|_| links.lend(LinkWork::Read, past_time).unwrap()));
+        assert!(links.lend(LinkWork::Move, past_time).is_none());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
                 links.lend(LinkWork::Move, Instant::now() + Duration::from_secs(60)).is_some()

@@ -16,8 +16,8 @@ impl EngineProcess {
     /// Returns the process that has a number now; `None` if none is visible from here. A peer in an
     /// invisible namespace has number 0.
     pub fn of(pid: i32) -> Option<EngineProcess> {
-        let (_, begun) = state(pid)?;
-        Some(EngineProcess { pid, begun })
+        let (_, start_time) = state(pid)?;
+        Some(EngineProcess { pid, begun: start_time })
     }
 
     /// Returns whether it has ended; `false` if that is unknown.

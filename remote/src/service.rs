@@ -134,13 +134,13 @@ impl EngineLines {
     /// Serves one more in its own thread, once there is a descriptor for it.
     fn begin(&mut self, store: &Arc<RunStore>, stream: UnixStream) {
         self.make_room();
-        let (store, open, taken) = (store.clone(), self.open.clone(), self.taken.clone());
+        let (store, open, places) = (store.clone(), self.open.clone(), self.taken.clone());
         // A connection that breaks affects no other.
         let _ = named("memfold-line", move || {
             let Ok(line) = EngineLine::open(store, stream) else { return };
             open.lock().expect("nobody panics with the lock").push(Arc::downgrade(&line));
             line.serve();
-            drop((line, taken));
+            drop((line, places));
         });
     }
 
@@ -160,9 +160,9 @@ impl EngineLines {
     fn close_unused(&self) {
         let mut open = self.open.lock().expect("nobody panics with the lock");
         open.retain(|line| line.strong_count() > 0);
-        let unused =
+        let idle_lines =
             open.iter().filter_map(Weak::upgrade).filter_map(|line| Some((line.last_use()?, line)));
-        if let Some((_, line)) = unused.min_by_key(|(used, _)| *used) {
+        if let Some((_, line)) = idle_lines.min_by_key(|(last_use, _)| *last_use) {
             line.close();
         }
     }

@@ -37,9 +37,9 @@ impl StoreSettings {
     /// # Errors
     /// It is no such URL: one line that says what would be right.
     pub fn parse(url: &str, timeout: Duration) -> Result<StoreSettings, String> {
-        let wrong = |why: &str| Err(format!("{url:?}: {why}"));
+        let refusal = |why: &str| Err(format!("{url:?}: {why}"));
         let Some((scheme, rest)) = url.split_once("://") else {
-            return wrong("not a URL. Write for example redis://10.0.0.5:6379.");
+            return refusal("not a URL. Write for example redis://10.0.0.5:6379.");
         };
         let (is_tls, mut is_cluster) = match scheme {
             "redis" => (false, false),
@@ -47,7 +47,7 @@ impl StoreSettings {
             "redis-cluster" => (false, true),
             "rediss-cluster" => (true, true),
             _ => {
-                return wrong(
+                return refusal(
                     "unknown scheme. Write redis://, rediss://, redis-cluster:// or rediss-cluster://.",
                 );
             }
@@ -61,15 +61,15 @@ impl StoreSettings {
         let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
         let Ok(database) = (if database.is_empty() { Ok(0) } else { database.parse::<u16>() })
         else {
-            return wrong("the part after / is not the number of a database");
+            return refusal("the part after / is not the number of a database");
         };
         let nodes = hosts.split(',').map(node).collect::<Option<Vec<_>>>();
         let Some(nodes) = nodes else {
-            return wrong("a host is wrong. Write HOST, HOST:PORT or [ADDRESS]:PORT.");
+            return refusal("a host is wrong. Write HOST, HOST:PORT or [ADDRESS]:PORT.");
         };
         is_cluster |= nodes.len() > 1;
         if is_cluster && database != 0 {
-            return wrong("a cluster has only database 0. Leave the number out.");
+            return refusal("a cluster has only database 0. Leave the number out.");
         }
         Ok(StoreSettings {
             name: url.to_string(),

@@ -61,14 +61,14 @@ impl StoreTrouble {
 impl RunStore {
     /// Makes a store without keys. No other run may have the name `run`.
     pub fn new(settings: StoreSettings, run: String) -> RunStore {
-        let kept = KeptPasses::new(settings.expiry);
+        let passes = KeptPasses::new(settings.expiry);
         let (keys, links) = (RunKeys::new(run), LinkPool::default());
         RunStore {
             settings,
             keys,
             links,
             nodes: Mutex::default(),
-            kept,
+            kept: passes,
             requests: AtomicU64::new(0),
             ended: RwLock::new(false),
         }
@@ -140,12 +140,12 @@ impl RunStore {
         commands: &[Cmd],
         deadline: Instant,
     ) -> Result<(Vec<Value>, LentLink<'_>), StoreTrouble> {
-        let mut lent = self.lend(work, deadline)?;
+        let mut link = self.lend(work, deadline)?;
         let patience = PATIENCE.min(self.settings.timeout);
         let mut pause = PAUSE_MIN;
         for tries in 1.. {
-            match self.attempt(&mut lent, commands, patience) {
-                Ok(values) => return Ok((values, lent)),
+            match self.attempt(&mut link, commands, patience) {
+                Ok(values) => return Ok((values, link)),
                 Err(e) if tries >= 2 && Instant::now() + pause >= deadline => {
                     return Err(StoreTrouble::Failed(format!(
                         "{} (tried {tries} times)",
@@ -170,8 +170,8 @@ impl RunStore {
         let key = self.keys.name(0, 0);
         let commands = [self.set(&key, b"memfold"), get(&key, 3, 4), delete(&key)];
         let patience = PATIENCE.min(self.settings.timeout);
-        let mut lent = self.lend(LinkWork::Move, Instant::now()).map_err(StoreTrouble::text)?;
-        let values = self.attempt(&mut lent, &commands, patience).map_err(|e| {
+        let mut link = self.lend(LinkWork::Move, Instant::now()).map_err(StoreTrouble::text)?;
+        let values = self.attempt(&mut link, &commands, patience).map_err(|e| {
             let text = short(&e);
             if text.to_lowercase().contains("moved") {
                 return "the server belongs to a cluster. Write redis-cluster:// in the URL."
@@ -185,7 +185,7 @@ impl RunStore {
                 values.get(1)
             ));
         }
-        let link = lent.link.as_mut().expect("it has just been used");
+        let link = link.link.as_mut().expect("it has just been used");
         let about = match link.info("default") {
             Ok(about) => about,
             // The server may not be asked, so it is trusted. A missing key ends the program.
@@ -223,19 +223,19 @@ impl RunStore {
             commands.push(self.set(&self.keys.name(engine, entry.number), object));
             rest = after;
         }
-        let ended = self.ended.read().expect("nobody panics with the lock");
-        if *ended {
+        let end = self.ended.read().expect("nobody panics with the lock");
+        if *end {
             return Err(StoreTrouble::Failed("the run has ended".to_string()));
         }
         // The keys are noted before they are sent, so that they are deleted in any case.
         self.keys.add(engine, entries.iter().map(|e| e.number));
-        let (values, mut lent) = self.insist(LinkWork::Move, &commands, Instant::now())?;
+        let (values, mut link) = self.insist(LinkWork::Move, &commands, Instant::now())?;
         match values.iter().find(|value| **value != Value::Okay) {
             Some(other) => {
-                lent.link = None;
+                link.link = None;
                 Err(StoreTrouble::Failed(format!("an object was not acknowledged: {other:?}")))
             }
-            None => self.await_replica(lent),
+            None => self.await_replica(link),
         }
     }
 
@@ -267,13 +267,13 @@ impl RunStore {
         }
         let name = |e: &RequestEntry| self.keys.name(e.engine, e.number);
         let commands: Vec<Cmd> = entries.iter().map(|e| get(&name(e), e.offset, e.len)).collect();
-        let (values, mut lent) =
+        let (values, mut link) =
             self.insist(LinkWork::Read, &commands, Instant::now() + self.settings.timeout)?;
         let mut parts = Vec::with_capacity(entries.len());
         for (entry, value) in entries.iter().zip(values) {
             let key = || name(entry);
             let Value::BulkString(bytes) = value else {
-                lent.link = None;
+                link.link = None;
                 return Err(StoreTrouble::Failed(format!("key {}: {value:?}", key())));
             };
             if bytes.len() != entry.len as usize {
@@ -340,8 +340,8 @@ impl RunStore {
                 let _ = self.delete(&orphans, Instant::now());
             }
             if self.kept.is_due() {
-                let done = self.refresh();
-                self.kept.note(&self.settings.name, done, self.keys.is_empty());
+                let outcome = self.refresh();
+                self.kept.note(&self.settings.name, outcome, self.keys.is_empty());
             }
         }
     }
@@ -385,11 +385,11 @@ fn short(e: &RedisError) -> String {
 
 /// Returns the policy of a server that may drop keys when its memory is full.
 fn dropping_policy(about: &str) -> Option<&str> {
-    let mut limited = false;
+    let mut is_limited = false;
     for line in about.lines() {
         match line.trim().split_once(':') {
-            Some(("maxmemory", bytes)) => limited = bytes != "0",
-            Some(("maxmemory_policy", policy)) if limited && policy != "noeviction" => {
+            Some(("maxmemory", bytes)) => is_limited = bytes != "0",
+            Some(("maxmemory_policy", policy)) if is_limited && policy != "noeviction" => {
                 return Some(policy);
             }
             _ => {}

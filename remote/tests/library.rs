@@ -122,11 +122,11 @@ fn service_dropped_in_a_forked_child_keeps_parent_data() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let World { service, region, memory, _dir } = world;
-        let told = service.delete_keys().is_ok();
+        let outcome = service.delete_keys().is_ok();
         drop(service);
         std::mem::forget((region, memory, _dir));
         // SAFETY: ends the child at once.
-        unsafe { libc::_exit(if told { 7 } else { 8 }) }
+        unsafe { libc::_exit(if outcome { 7 } else { 8 }) }
     }
     let mut status = 0;
     // SAFETY: waits for the child, whose number it is.
@@ -156,9 +156,9 @@ fn child(work: impl FnOnce()) -> i32 {
     // SAFETY: the child needs only malloc's lock, which fork leaves free; and ends.
     match unsafe { libc::fork() } {
         0 => {
-            let failed = catch_unwind(AssertUnwindSafe(work)).is_err();
+            let has_failed = catch_unwind(AssertUnwindSafe(work)).is_err();
             // SAFETY: ends the child at once.
-            unsafe { libc::_exit(failed as i32) }
+            unsafe { libc::_exit(has_failed as i32) }
         }
         pid => pid,
     }
@@ -190,7 +190,7 @@ fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
     let settings = StoreSettings::parse(&server.url(), Duration::from_secs(20)).unwrap();
     let _service = Service::start(settings, &socket).unwrap();
     let pair = || UnixStream::pair().unwrap();
-    let ((go, stop), (told, tell)) = (pair(), pair());
+    let ((go, stop), (answer, tell)) = (pair(), pair());
     put_and_end(&socket, |remote| {
         let copies = DescendantWatch::new().unwrap();
         copies.begin_copy().unwrap();
@@ -213,22 +213,22 @@ fn data_lent_to_a_forked_child_is_kept_until_it_ends() {
     });
     // A process that ends reports it.
     drop(tell);
-    let lent = server.keys();
-    assert_eq!(lent.len(), 1);
+    let keys_lent = server.keys();
+    assert_eq!(keys_lent.len(), 1);
     // Objects that are not lent are deleted, so the service has looked by then.
     for _ in 0..2 {
         put_and_end(&socket, |_| ());
-        wait_for("what another process has left to go", || server.keys() == lent);
+        wait_for("what another process has left to go", || server.keys() == keys_lent);
     }
     say(&stop);
-    hear(&told);
+    hear(&answer);
     say(&stop);
     wait_for("what was lent to go", || server.keys().is_empty());
 }
 
 /// Runs a service that is killed while its engines still store.
 #[test]
-fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
+fn objects_in_transfer_at_the_runs_end_are_deleted() {
     if !is_there() {
         return;
     }
@@ -238,19 +238,19 @@ fn what_is_being_stored_when_the_run_ends_is_deleted_too() {
         let socket = dir.0.join("socket");
         let settings = StoreSettings::parse(&server.url(), Duration::from_secs(20)).unwrap();
         let service = Service::start(settings, &socket).unwrap();
-        let (stored, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let (store_count, over) = (AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     let (remote, bytes) = (common::remote(&socket), vec![7; 100_000]);
                     while !over.load(Relaxed) {
                         // Puts are refused after the end of the run.
-                        let number = stored.fetch_add(1, Relaxed) as u64;
+                        let number = store_count.fetch_add(1, Relaxed) as u64;
                         let _ = remote.put(&[StoredObject { number, bytes: &bytes }]);
                     }
                 });
             }
-            while stored.load(Relaxed) < 20 + round % 7 {
+            while store_count.load(Relaxed) < 20 + round % 7 {
                 std::thread::yield_now();
             }
             service.delete_keys().unwrap();
@@ -273,24 +273,24 @@ fn c2_pool_fault_is_handled_while_the_store_hangs() {
     world.region.pageout(0..(far + near) * PAGE);
     wait_for("data in the store", || world.count(|s| &s.remote_out) > 4096);
     server.pause(true);
-    let (world, reached, seen) = (&world, &AtomicUsize::new(0), &AtomicUsize::new(0));
+    let (world, reach, sight) = (&world, &AtomicUsize::new(0), &AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let first = scope.spawn(move || {
             (0..far).all(|n| {
-                reached.store(n + 1, Relaxed);
+                reach.store(n + 1, Relaxed);
                 world.is_right(n, 0)
             })
         });
-        let stuck = || {
-            let before = reached.load(Relaxed);
+        let is_stuck = || {
+            let before = reach.load(Relaxed);
             std::thread::sleep(Duration::from_millis(300));
-            before > 0 && reached.load(Relaxed) == before
+            before > 0 && reach.load(Relaxed) == before
         };
-        wait_for("a read of what is in the store", stuck);
-        let at = reached.load(Relaxed);
+        wait_for("a read of what is in the store", is_stuck);
+        let at = reach.load(Relaxed);
         let second = scope.spawn(move || {
             (far..far + near).all(|n| {
-                seen.store(n + 1 - far, Relaxed);
+                sight.store(n + 1 - far, Relaxed);
                 world.is_right(n, 3)
             })
         });
@@ -298,12 +298,12 @@ fn c2_pool_fault_is_handled_while_the_store_hangs() {
         while !second.is_finished() && begin.elapsed() < Duration::from_secs(15) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let (done, still) = (second.is_finished(), reached.load(Relaxed));
+        let (is_done, still) = (second.is_finished(), reach.load(Relaxed));
         server.pause(false);
         assert!(
-            done,
+            is_done,
             "it waits for a server that it does not need, at page {} of {near}",
-            seen.load(Relaxed)
+            sight.load(Relaxed)
         );
         assert_eq!(still, at, "the first thread waits all the time");
         assert!(second.join().unwrap() && first.join().unwrap(), "every byte is right");
@@ -350,8 +350,11 @@ fn b3_keys_outlive_expiry_only_while_the_run_lives() {
         std::thread::sleep(Duration::from_millis(200));
         keys.len() > 50 && keys.len() == before.len() && before.iter().all(|key| keys.contains(key))
     });
-    let left: i64 = server.cli(&["pttl", &keys[0]]).parse().unwrap();
-    assert!(left <= EXPIRY.as_millis() as i64, "the interval is that of the test: {left} ms");
+    let time_left: i64 = server.cli(&["pttl", &keys[0]]).parse().unwrap();
+    assert!(
+        time_left <= EXPIRY.as_millis() as i64,
+        "the interval is that of the test: {time_left} ms"
+    );
     std::thread::sleep(EXPIRY * 2 + EXPIRY / 2);
     let now = server.keys();
     assert!(keys.iter().all(|key| now.contains(key)), "{} keys were {}", now.len(), keys.len());

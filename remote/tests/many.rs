@@ -24,7 +24,7 @@ fn a_service_by_itself() {
     let settings = StoreSettings::parse(url, Duration::from_secs(30)).unwrap();
     let service = Service::start(settings, socket.as_ref()).unwrap();
     println!("\nready");
-    let mut held = Vec::new();
+    let mut lines_held = Vec::new();
     for line in std::io::stdin().lines() {
         match line.unwrap().split_once(' ') {
             Some(("limit", count)) => {
@@ -33,8 +33,10 @@ fn a_service_by_itself() {
                 // SAFETY: `limit` is local.
                 assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
             }
-            Some(("hold", _)) => held.extend(std::iter::from_fn(|| File::open("/dev/null").ok())),
-            _ => held.clear(),
+            Some(("hold", _)) => {
+                lines_held.extend(std::iter::from_fn(|| File::open("/dev/null").ok()))
+            }
+            _ => lines_held.clear(),
         }
         println!("\ndone");
     }
@@ -67,7 +69,7 @@ impl World {
 
     fn await_line(&mut self, line: &str) {
         assert!(
-            self.lines.by_ref().map(Result::unwrap).any(|said| said == line),
+            self.lines.by_ref().map(Result::unwrap).any(|line_read| line_read == line),
             "the service has ended"
         );
     }
@@ -154,8 +156,11 @@ fn engine_takes_one_descriptor_and_shares_store_connections() {
     let before = world.descriptors();
     let remotes: Vec<_> = (0..ENGINES).map(|_| remote(&world.socket)).collect();
     assert!(each(&remotes, put_and_get), "every byte is right");
-    let taken = world.descriptors() - before;
-    assert!((200..=200 + 16).contains(&taken), "{taken} descriptors for {ENGINES} engines");
+    let descriptors = world.descriptors() - before;
+    assert!(
+        (200..=200 + 16).contains(&descriptors),
+        "{descriptors} descriptors for {ENGINES} engines"
+    );
 }
 
 #[test]
@@ -189,14 +194,14 @@ fn a_service_without_descriptors_sleeps_until_there_are_some() {
     let waits = UnixStream::connect(&world.socket).unwrap();
     let before = world.cpu();
     let mut own = 0;
-    let begun = memfold_os::thread::cpu_ns();
+    let start_ns = memfold_os::thread::cpu_ns();
     while own < 300_000_000 {
-        own = memfold_os::thread::cpu_ns() - begun;
+        own = memfold_os::thread::cpu_ns() - start_ns;
     }
-    let taken = world.cpu() - before;
+    let cpu_time = world.cpu() - before;
     assert!(
-        taken < Duration::from_millis(75),
-        "{taken:?} in which a thread that spins gets 300 ms"
+        cpu_time < Duration::from_millis(75),
+        "{cpu_time:?} in which a thread that spins gets 300 ms"
     );
     world.tell("free all");
     let remote = remote(&world.socket);

@@ -59,12 +59,12 @@ pub unsafe extern "C" fn memfold_create(settings: *const c_char, memory: *mut u6
         let text = text.to_str().map_err(|_| Failure::invalid("the settings are not in UTF-8"))?;
         let mut builder = Memory::builder();
         for setting in text.split_whitespace() {
-            let wrong = || {
+            let refusal = || {
                 Failure::invalid(format!(
                     "{setting:?} is not a setting: write name=value, as in limit=2G"
                 ))
             };
-            let (name, value) = setting.split_once('=').ok_or_else(wrong)?;
+            let (name, value) = setting.split_once('=').ok_or_else(refusal)?;
             builder = builder.set(name, value);
         }
         // SAFETY: the caller's place for it.

@@ -51,12 +51,12 @@ fn the_version_script_names_every_function() {
         .lines()
         .filter_map(|line| line.split("extern \"C\" fn ").nth(1)?.split('(').next())
         .collect();
-    let mut named: Vec<&str> = script
+    let mut names: Vec<&str> = script
         .lines()
         .filter_map(|line| line.trim().strip_suffix(';'))
         .filter(|name| name.starts_with("memfold_"))
         .collect();
     functions.sort_unstable();
-    named.sort_unstable();
-    assert_eq!(functions, named);
+    names.sort_unstable();
+    assert_eq!(functions, names);
 }

@@ -9,9 +9,9 @@ fn main() -> Result<(), Error> {
 
     let pages = region.pageout(archive.clone()); // fold it now
     println!("{pages} pages folded");
-    let pinned = region.pin(index); // never fold this while the value lives
+    let pin = region.pin(index); // never fold this while the value lives
     region.willneed(archive.clone()); // load it again, ahead of the touches
     assert!(region.as_slice()[archive].iter().all(|byte| *byte == b'x'));
-    drop(pinned);
+    drop(pin);
     Ok(())
 }

@@ -40,9 +40,9 @@ pub fn heaps() -> Vec<Arc<Shared>> {
 /// Returns the order that `memfold run` gave this process; None outside of a run.
 #[pyfunction]
 pub fn run_order() -> Option<String> {
-    let given = std::fs::read("/proc/self/environ").unwrap_or_default();
+    let environment = std::fs::read("/proc/self/environ").unwrap_or_default();
     let own = std::env::var(VARIABLE).ok().filter(|order| !order.is_empty());
-    own.or_else(|| RunRequest::find(&given).map(|found| found.text().to_string()))
+    own.or_else(|| RunRequest::find(&environment).map(|request| request.text().to_string()))
 }
 
 /// Arms the process. The caller is attached to Python, so no other thread forks through Python
@@ -89,9 +89,9 @@ impl Engine {
             builder = builder.set(&name, &value);
         }
         let memory = py.detach(|| builder.build()).map_err(exception)?;
-        let shared = Arc::new(Shared { heap: Heap::new(&memory), lent: Mutex::default() });
-        HEAPS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&shared));
-        Ok(Engine { shared })
+        let core = Arc::new(Shared { heap: Heap::new(&memory), lent: Mutex::default() });
+        HEAPS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&core));
+        Ok(Engine { shared: core })
     }
 
     /// Returns how page faults are handled: "gate", "thread" or "signal".
@@ -153,15 +153,16 @@ impl Engine {
     /// Loads all folded memory, past the limit if need be, so that the next child of fork gets
     /// copies.
     fn lend(&self, py: Python<'_>) -> PyResult<()> {
-        let lent = py.detach(|| self.shared.heap.lend()).map_err(exception)?;
-        self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(lent);
+        let gain = py.detach(|| self.shared.heap.lend()).map_err(exception)?;
+        self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()).extend(gain);
         Ok(())
     }
 
     /// Lets the parent fold that memory again, after the fork.
     fn take_back(&self) {
-        let lent = std::mem::take(&mut *self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()));
-        self.shared.heap.take_back(lent);
+        let ranges =
+            std::mem::take(&mut *self.shared.lent.lock().unwrap_or_else(|e| e.into_inner()));
+        self.shared.heap.take_back(ranges);
     }
 
     /// Verifies the engine's structures; for tests, while nothing uses its arrays.
@@ -179,7 +180,7 @@ impl Engine {
 /// Returns whether an address lies in folded memory of this process.
 #[pyfunction]
 pub fn is_folded(address: usize) -> bool {
-    heaps().iter().any(|shared| shared.heap.owns(address))
+    heaps().iter().any(|core| core.heap.owns(address))
 }
 
 /// Returns the names of the counters of `Engine.stats`, with a sentence about each.

@@ -56,21 +56,21 @@ fn keep_free(addrs: Range<usize>) {
 /// message for a touch of them.
 #[pyfunction]
 pub fn after_fork_in_child() {
-    let inherited: Vec<_> =
-        heaps().into_iter().filter(|shared| !shared.heap.is_at_home()).collect();
-    for shared in &inherited {
-        let mut lent = shared.lent.lock().unwrap_or_else(|e| e.into_inner());
-        lent.sort_unstable_by_key(|addrs| addrs.start);
-        for region in shared.heap.regions() {
+    let heaps_of_parent: Vec<_> =
+        heaps().into_iter().filter(|core| !core.heap.is_at_home()).collect();
+    for core in &heaps_of_parent {
+        let mut ranges = core.lent.lock().unwrap_or_else(|e| e.into_inner());
+        ranges.sort_unstable_by_key(|addrs| addrs.start);
+        for region in core.heap.regions() {
             let mut at = region.start;
-            for piece in lent.iter().filter(|piece| region.contains(&piece.start)) {
+            for piece in ranges.iter().filter(|piece| region.contains(&piece.start)) {
                 keep_free(at..piece.start);
                 at = piece.end;
             }
             keep_free(at..region.end);
         }
     }
-    let ranges: Vec<_> = inherited.iter().flat_map(|shared| shared.heap.regions()).collect();
+    let ranges: Vec<_> = heaps_of_parent.iter().flat_map(|core| core.heap.regions()).collect();
     if ranges.is_empty() || GUARD.get().is_some() {
         return;
     }

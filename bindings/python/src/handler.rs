@@ -116,8 +116,8 @@ impl Folding {
     /// - No other thread uses it.
     pub unsafe fn realloc(&self, at: *mut c_void, bytes: usize) -> *mut c_void {
         // SAFETY: as the caller says.
-        let done = unsafe { self.shared.heap.resize(at as usize, bytes.max(1)) };
-        done.map_or(null_mut(), |at| at.as_ptr().cast())
+        let address = unsafe { self.shared.heap.resize(at as usize, bytes.max(1)) };
+        address.map_or(null_mut(), |at| at.as_ptr().cast())
     }
 
     /// Moves memory of the C library into the heap, if its new length is large.
@@ -218,8 +218,8 @@ unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) ->
             return own.folding.realloc(at, bytes);
         }
         let is_plain = !crate::engine::is_folded(at as usize);
-        let taken = if is_plain { own.folding.take_over(at, bytes) } else { None };
-        taken.unwrap_or_else(|| (others.realloc)(others.ctx, at, bytes))
+        let block = if is_plain { own.folding.take_over(at, bytes) } else { None };
+        block.unwrap_or_else(|| (others.realloc)(others.ctx, at, bytes))
     }
 }
 

@@ -56,9 +56,9 @@ unsafe extern "C" fn malloc(ctx: *mut c_void, bytes: usize) -> *mut c_void {
 }
 
 unsafe extern "C" fn calloc(ctx: *mut c_void, count: usize, size: usize) -> *mut c_void {
-    let folded = count.checked_mul(size).and_then(folded);
+    let block = count.checked_mul(size).and_then(folded);
     // SAFETY: these are numpy's own functions, with their own `ctx`.
-    folded.unwrap_or_else(|| unsafe { (newest().original.calloc)(ctx, count, size) })
+    block.unwrap_or_else(|| unsafe { (newest().original.calloc)(ctx, count, size) })
 }
 
 unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) -> *mut c_void {
@@ -69,9 +69,9 @@ unsafe extern "C" fn realloc(ctx: *mut c_void, at: *mut c_void, bytes: usize) ->
             return owner.folding.realloc(at, bytes);
         }
         let newest = newest();
-        let taken =
+        let block =
             if newest.active.load(Relaxed) { newest.folding.take_over(at, bytes) } else { None };
-        taken.unwrap_or_else(|| (newest.original.realloc)(ctx, at, bytes))
+        block.unwrap_or_else(|| (newest.original.realloc)(ctx, at, bytes))
     }
 }
 

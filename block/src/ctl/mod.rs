@@ -46,7 +46,7 @@ impl DeviceControl {
         let Ok(request) = serde_json::from_str::<Value>(request) else {
             return json!({"error": "The request is not JSON."});
         };
-        let done = match request["do"].as_str() {
+        let outcome = match request["do"].as_str() {
             Some("stat") => Ok(self.stat()),
             Some("block_state") => self.block_state(&request),
             Some("set") => self.set(&request),
@@ -58,7 +58,7 @@ impl DeviceControl {
             _ => Err("This server is another version of memfold, which does not know the request."
                 .to_string()),
         };
-        done.unwrap_or_else(|why| json!({ "error": why }))
+        outcome.unwrap_or_else(|why| json!({ "error": why }))
     }
 
     fn stat(&self) -> Value {
@@ -107,12 +107,12 @@ impl DeviceControl {
         if let Some(limit) = limit {
             self.backing.set_limit_bytes(limit.unwrap_or(0)).map_err(|e| e.to_string())?;
         }
-        if let Some(left) = writeback {
-            self.backing.set_writeback_limit(left);
+        if let Some(limit) = writeback {
+            self.backing.set_writeback_limit(limit);
         }
         let stats = self.backing.stats();
-        let left = stats.spill.and_then(|spill| spill.limit_left_bytes);
-        Ok(json!({"limit_bytes": figures::limit(stats.limit_bytes), "writeback_limit_bytes": left}))
+        let rest = stats.spill.and_then(|spill| spill.limit_left_bytes);
+        Ok(json!({"limit_bytes": figures::limit(stats.limit_bytes), "writeback_limit_bytes": rest}))
     }
 
     fn idle(&self, request: &Value) -> Result<Value, String> {
@@ -126,19 +126,22 @@ impl DeviceControl {
             request["codec"].as_str().map(|text| CodecSpec::parse(text).map_err(|e| e.to_string()));
         let codec = codec.transpose()?.unwrap_or(self.codec);
         let bytes_min = request["bytes_min"].as_u64().unwrap_or(0).min(u32::MAX.into()) as u32;
-        let done = self.backing.recompress(pick(request)?, codec, bytes_min);
-        Ok(json!({"tried": done.tried, "smaller": done.smaller, "gained_bytes": done.gained_bytes}))
+        let result = self.backing.recompress(pick(request)?, codec, bytes_min);
+        Ok(
+            json!({"tried": result.tried, "smaller": result.smaller, "gained_bytes": result.gained_bytes}),
+        )
     }
 
     fn write_back(&self, request: &Value) -> Result<Value, String> {
         let before = self.backing.stats().spill.ok_or(NO_FILE)?;
-        let freed = self.backing.write_back(pick(request)?).unwrap_or(0);
+        let freed_bytes = self.backing.write_back(pick(request)?).unwrap_or(0);
         let after = self.backing.stats().spill.ok_or(NO_FILE)?;
-        let written = after.written_bytes - before.written_bytes;
+        let written_bytes = after.written_bytes - before.written_bytes;
         // Errors of earlier requests are not reported again.
-        let error =
-            after.error.filter(|_| written == 0 || after.failed_writes > before.failed_writes);
-        Ok(json!({"written_bytes": written, "freed_bytes": freed, "note": error}))
+        let error = after
+            .error
+            .filter(|_| written_bytes == 0 || after.failed_writes > before.failed_writes);
+        Ok(json!({"written_bytes": written_bytes, "freed_bytes": freed_bytes, "note": error}))
     }
 
     fn flush(&self) -> Result<Value, String> {
@@ -148,8 +151,8 @@ impl DeviceControl {
 
     fn export(&self, request: &Value) -> Result<&Arc<Export>, String> {
         let name = request["export"].as_str().unwrap_or("");
-        let found = self.exports.iter().find(|export| export.name() == name);
-        found.ok_or_else(|| format!("There is no export {name:?}."))
+        let export = self.exports.iter().find(|export| export.name() == name);
+        export.ok_or_else(|| format!("There is no export {name:?}."))
     }
 }
 

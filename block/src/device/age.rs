@@ -25,9 +25,9 @@ impl ObjectAges {
     /// Advances the store's clock if that is due.
     pub fn advance(&self, store: &Store) {
         let mut times = self.0.lock().expect("nobody panics with the lock");
-        let due =
+        let is_due =
             times.known.back().is_none_or(|last| last.1.elapsed() >= Duration::from_secs(TICK_S));
-        if due {
+        if is_due {
             times.tick(store);
         }
     }

@@ -27,14 +27,14 @@ impl Device {
         let (start, last) = (part.bytes.start, (part.bytes.end - 1) / PAGE_SIZE);
         let mut page = start / PAGE_SIZE;
         while page <= last {
-            let held = slots.page(page);
+            let handle = slots.page(page);
             let mut after = page + 1;
-            while held == IN_BLOCK && after <= last && slots.page(after) == IN_BLOCK {
+            while handle == IN_BLOCK && after <= last && slots.page(after) == IN_BLOCK {
                 after += 1;
             }
             let bytes = start.max(page * PAGE_SIZE)..part.bytes.end.min(after * PAGE_SIZE);
             let to = &mut to[bytes.start - start..bytes.end - start];
-            if held.is_none() || held.is_zero() {
+            if handle.is_none() || handle.is_zero() {
                 to.fill(0);
             } else {
                 self.read_run(io, &slots, page..after, &bytes, to)?;
@@ -74,9 +74,9 @@ impl Device {
         to: &mut [u8],
     ) -> Result<(), IoError> {
         assert!(Page::begins_at(to.as_ptr()) && to.len() == pages.len() * PAGE_SIZE);
-        let (store, held) = (&self.backing.store, slots.page(pages.start));
+        let (store, handle) = (&self.backing.store, slots.page(pages.start));
         let whole = pages.len() == self.order.pages();
-        if held == IN_BLOCK {
+        if handle == IN_BLOCK {
             DeviceCounters::add(
                 if whole { &self.counters.block_reads } else { &self.counters.partial_reads },
                 1,
@@ -84,12 +84,12 @@ impl Device {
         } else {
             DeviceCounters::add(&self.counters.page_reads, 1);
         }
-        let object = if held == IN_BLOCK { slots.block() } else { held };
+        let object = if handle == IN_BLOCK { slots.block() } else { handle };
         if object.as_foreign().is_some() {
-            return self.load_spilled(decoder, object, held == IN_BLOCK, pages, to);
+            return self.load_spilled(decoder, object, handle == IN_BLOCK, pages, to);
         }
         let worker = &mut decoder.worker;
-        let loaded = if held == IN_BLOCK {
+        let outcome = if handle == IN_BLOCK {
             // SAFETY: `to` is as many whole page-aligned pages, which only this thread uses.
             // Handles of this block are freed only with its lock held for writing, and no other
             // thread holds it.
@@ -108,9 +108,9 @@ impl Device {
             assert!(pages.len() == 1);
             // SAFETY: `to` is one whole page-aligned page, which only this thread uses. The block's
             // lock keeps the handle.
-            unsafe { store.load(worker, held, Order::PAGE, to.as_mut_ptr()) }
+            unsafe { store.load(worker, handle, Order::PAGE, to.as_mut_ptr()) }
         };
-        loaded.map_err(IoError::Damaged)
+        outcome.map_err(IoError::Damaged)
     }
 
     /// Loads `pages` of a block's object in the file, or of the one page's own object.
@@ -239,8 +239,8 @@ impl Device {
         from: Option<&[u8]>,
     ) -> Result<(), IoError> {
         let _lock = self.lock_of(block).write();
-        let held = slots.page(page);
-        if held.is_none() || held.is_zero() {
+        let handle = slots.page(page);
+        if handle.is_none() || handle.is_zero() {
             io.page.bytes_mut().fill(0);
         } else {
             self.load(&mut io.decoder, slots, page..page + 1, io.page.bytes_mut())?;
@@ -294,8 +294,8 @@ impl Device {
 
     fn is_data(&self, slots: &BlockSlots, block: u64, page: usize) -> bool {
         let _lock = self.lock_of(block).read();
-        let held = slots.page(page);
-        !held.is_none() && !held.is_zero()
+        let handle = slots.page(page);
+        !handle.is_none() && !handle.is_zero()
     }
 
     /// Sets all slots of a block, and frees their old objects. The caller holds the lock.
@@ -329,15 +329,15 @@ impl Device {
     /// because they could take twice the memory otherwise. On failure nothing changes. The caller
     /// holds the lock.
     fn cut(&self, io: &mut DeviceIo, slots: &BlockSlots, block: u64) {
-        let left = slots.in_block();
-        if left == 0 || left > self.order.pages() / 2 {
+        let rest = slots.in_block();
+        if rest == 0 || rest > self.order.pages() / 2 {
             return;
         }
         let mut pages = [Handle::NONE; MAX_PAGES];
-        let left = || (0..self.order.pages()).filter(|page| slots.page(*page) == IN_BLOCK);
-        for page in left() {
-            let loaded = self.load(&mut io.decoder, slots, page..page + 1, io.page.bytes_mut());
-            let saved = loaded.is_ok().then(|| {
+        let rest = || (0..self.order.pages()).filter(|page| slots.page(*page) == IN_BLOCK);
+        for page in rest() {
+            let outcome = self.load(&mut io.decoder, slots, page..page + 1, io.page.bytes_mut());
+            let outcome = outcome.is_ok().then(|| {
                 self.save(
                     &mut io.decoder.worker,
                     io.page.bytes_mut(),
@@ -346,7 +346,7 @@ impl Device {
                 )
                 .ok()
             });
-            match saved.flatten() {
+            match outcome.flatten() {
                 Some(handle) => pages[page] = handle,
                 None => {
                     return pages[..page]

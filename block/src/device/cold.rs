@@ -89,9 +89,9 @@ impl DeviceMemory {
         let spill = self.spill()?;
         let mut all = 0;
         self.each_turn(pick, |turn| {
-            let freed = writeback::write_these(self, spill, turn);
-            all += freed;
-            freed > 0
+            let bytes = writeback::write_these(self, spill, turn);
+            all += bytes;
+            bytes > 0
         });
         self.store.compact(all);
         Some(all)
@@ -106,17 +106,17 @@ impl DeviceMemory {
         bytes_min: u32,
     ) -> RecompressResult {
         let mut worker = self.store.worker_for(codec);
-        let mut done = RecompressResult::default();
+        let mut result = RecompressResult::default();
         self.each_turn(pick, |turn| {
             for cold in
                 turn.iter().filter(|c| !c.is_tried && !c.is_same && c.stored_bytes >= bytes_min)
             {
                 let Some(device) = self.device_of(cold.key) else { continue };
-                device.recompress(&mut worker, cold, &mut done);
+                device.recompress(&mut worker, cold, &mut result);
             }
             true
         });
-        done
+        result
     }
 
     /// Calls `each` with every object of a device from a byte on, in the order of the device, until
@@ -145,14 +145,14 @@ impl DeviceMemory {
     /// Counts pages in objects that did not compress, and pages in objects of one repeated word a
     /// page.
     pub fn huge_and_same_pages(&self) -> (u64, u64) {
-        let (mut huge, mut same) = (0, 0);
+        let (mut huge, mut same_pages) = (0, 0);
         self.store.each_object(|cold| {
             let pages = cold.order.pages() as u64;
             huge += if cold.is_huge { pages } else { 0 };
-            same += if cold.is_same { pages } else { 0 };
+            same_pages += if cold.is_same { pages } else { 0 };
             true
         });
-        (huge, same)
+        (huge, same_pages)
     }
 }
 
@@ -224,22 +224,23 @@ impl Device {
     fn holds(&self, block: u64, page: Option<usize>, cold: &ColdObject) -> bool {
         let Some(chunk) = self.table.chunk(block) else { return false };
         let slots = self.table.slots(chunk, block);
-        let held = page.map_or_else(|| slots.block(), |page| slots.page(page));
-        held == cold.handle && self.backing.store.is_still(cold)
+        let handle = page.map_or_else(|| slots.block(), |page| slots.page(page));
+        handle == cold.handle && self.backing.store.is_still(cold)
     }
 
     /// Counts pages of zeros that were written.
     pub fn zero_pages(&self) -> u64 {
         self.table
             .all()
-            .map(|chunk| chunk.pages().filter(|held| held.is_zero()).count() as u64)
+            .map(|chunk| chunk.pages().filter(|handle| handle.is_zero()).count() as u64)
             .sum()
     }
 
     /// Calls `each` with offset, order and handle of every object from a byte on, until it returns
     /// `false`.
     fn each_handle(&self, from: u64, mut each: impl FnMut(u64, Order, Handle) -> bool) {
-        let is_object = |held: &Handle| !held.is_none() && !held.is_zero() && *held != IN_BLOCK;
+        let is_object =
+            |handle: &Handle| !handle.is_none() && !handle.is_zero() && *handle != IN_BLOCK;
         let mut block = from / self.order.bytes() as u64;
         while block < self.size.div_ceil(self.order.bytes() as u64) {
             let Some(chunk) = self.table.chunk(block) else {
@@ -251,7 +252,9 @@ impl Device {
             let pages = (0..self.order.pages())
                 .map(|page| (start + (page * PAGE_SIZE) as u64, Order::PAGE, slots.page(page)));
             let whole = std::iter::once((start, self.order, slots.block()));
-            for (offset, order, handle) in whole.chain(pages).filter(|(.., held)| is_object(held)) {
+            for (offset, order, handle) in
+                whole.chain(pages).filter(|(.., handle)| is_object(handle))
+            {
                 if !each(offset, order, handle) {
                     return;
                 }

@@ -42,8 +42,8 @@ impl Device {
         each: impl FnMut(u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let bits = |chunk: &TableChunk, word| {
-            let changed = chunk.take_changed(word);
-            if which == BlockChoice::All { u64::MAX } else { changed }
+            let changes = chunk.take_changed(word);
+            if which == BlockChoice::All { u64::MAX } else { changes }
         };
         self.each_of(bits, each)
     }
@@ -114,21 +114,21 @@ impl Device {
             (self.size - start).div_ceil(PAGE_SIZE as u64).min(self.order.pages() as u64) as usize;
         let mut page = 0;
         while page < pages {
-            let (held, first) = (slots.page(page), page);
+            let (handle, first) = (slots.page(page), page);
             page += 1;
             let offset = start + (first * PAGE_SIZE) as u64;
-            if held == IN_BLOCK {
+            if handle == IN_BLOCK {
                 continue;
             }
-            if !held.is_none() && !held.is_zero() {
-                object(offset, Order::PAGE, held, &mut each)?;
+            if !handle.is_none() && !handle.is_zero() {
+                object(offset, Order::PAGE, handle, &mut each)?;
                 continue;
             }
-            while page < pages && slots.page(page) == held {
+            while page < pages && slots.page(page) == handle {
                 page += 1;
             }
             let len = ((page - first) * PAGE_SIZE) as u64;
-            let zeros = if held.is_none() { ZeroPolicy::Hole } else { ZeroPolicy::Written };
+            let zeros = if handle.is_none() { ZeroPolicy::Hole } else { ZeroPolicy::Written };
             each(DirtyPiece::Zeros { offset, len: len.min(self.size - offset), zeros })?;
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Device {
         if handle.as_foreign().is_some() {
             return writeback::export(&self.backing, handle, room);
         }
-        let exported = self.backing.store.export(handle, room).map_err(|_| IoError::Unread)?;
-        Ok((exported.fields, exported.len))
+        let object = self.backing.store.export(handle, room).map_err(|_| IoError::Unread)?;
+        Ok((object.fields, object.len))
     }
 }

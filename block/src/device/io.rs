@@ -47,9 +47,9 @@ impl DeviceIo {
         let store = &self.backing.store;
         // SAFETY: `to` is a block of `order` that only this thread uses. Any payload gives an error
         // or a block, as the fuzzers of the store check.
-        let decoded = unsafe {
+        let outcome = unsafe {
             store.import(&mut self.decoder.worker, fields, payload, order, to.as_mut_ptr())
         };
-        decoded.map_err(|_| IoError::Unread)
+        outcome.map_err(|_| IoError::Unread)
     }
 }

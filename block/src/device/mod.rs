@@ -70,8 +70,8 @@ impl Device {
         DeviceCounters::add(&self.counters.bytes_read, to.len() as u64);
         for part in self.parts(offset, to.len() as u64) {
             let to = &mut to[part.at as usize..][..part.bytes.len()];
-            let done = self.read_part(io, &part, to);
-            done.inspect_err(|_| DeviceCounters::add(&self.counters.failed_reads, 1))?;
+            let outcome = self.read_part(io, &part, to);
+            outcome.inspect_err(|_| DeviceCounters::add(&self.counters.failed_reads, 1))?;
         }
         Ok(())
     }
@@ -89,8 +89,8 @@ impl Device {
         DeviceCounters::add(&self.counters.bytes_written, from.len() as u64);
         for part in self.parts(offset, from.len() as u64) {
             let from = &from[part.at as usize..][..part.bytes.len()];
-            let done = self.with_room(|| self.write_part(io, &part, from));
-            done.inspect_err(|_| DeviceCounters::add(&self.counters.failed_writes, 1))?;
+            let outcome = self.with_room(|| self.write_part(io, &part, from));
+            outcome.inspect_err(|_| DeviceCounters::add(&self.counters.failed_writes, 1))?;
         }
         self.backing.call_if_full();
         Ok(())
@@ -136,9 +136,10 @@ impl Device {
             // Without a chunk all of it is a hole already.
             if let Some(chunk) = chunk {
                 for part in self.parts(at, next - at) {
-                    let done =
+                    let outcome =
                         self.zero_part(io, &self.table.slots(chunk, part.block), &part, zeros);
-                    done.inspect_err(|_| DeviceCounters::add(&self.counters.failed_writes, 1))?;
+                    outcome
+                        .inspect_err(|_| DeviceCounters::add(&self.counters.failed_writes, 1))?;
                 }
             }
             at = next;

@@ -137,7 +137,7 @@ impl SpillFile {
 
     /// Returns the bytes that may still be written; `None` for any number.
     pub fn limit_left(&self) -> Option<u64> {
-        Some(self.left.load(Relaxed)).filter(|left| *left != UNLIMITED)
+        Some(self.left.load(Relaxed)).filter(|bytes| *bytes != UNLIMITED)
     }
 
     /// Sets the result of [`SpillFile::limit_left`].
@@ -177,10 +177,10 @@ impl SpillFile {
         let bytes = order.bytes() as u64;
         let spend =
             |left: u64| if left == UNLIMITED { Some(left) } else { left.checked_sub(bytes) };
-        let spent = self.left.fetch_update(Relaxed, Relaxed, spend).is_ok();
-        if !spent {
+        let is_within_limit = self.left.fetch_update(Relaxed, Relaxed, spend).is_ok();
+        if !is_within_limit {
             self.note("the writeback limit is reached");
         }
-        spent
+        is_within_limit
     }
 }

@@ -186,22 +186,26 @@ impl Device {
     /// # Errors
     /// Says what does not hold.
     pub fn check(&self) -> Result<(u64, u64), String> {
-        let (mut objects, mut spilled) = (0, 0);
+        let (mut objects, mut spilled_objects) = (0, 0);
         for block in 0..self.size.div_ceil(self.order.bytes() as u64) {
             let Some(chunk) = self.table.chunk(block) else { continue };
             let slots = self.table.slots(chunk, block);
-            let (whole, left) = (slots.block(), slots.in_block());
-            if whole.is_none() != (left == 0) || whole.is_zero() {
-                return Err(format!("block {block}: {whole:?} with {left} pages in it"));
+            let (whole, handles) = (slots.block(), slots.in_block());
+            if whole.is_none() != (handles == 0) || whole.is_zero() {
+                return Err(format!("block {block}: {whole:?} with {handles} pages in it"));
             }
             let single = (0..self.order.pages()).map(|page| slots.page(page)).chain([whole]);
-            for held in
-                single.filter(|held| !held.is_none() && !held.is_zero() && *held != IN_BLOCK)
+            for handle in single
+                .filter(|handle| !handle.is_none() && !handle.is_zero() && *handle != IN_BLOCK)
             {
-                *(if held.as_foreign().is_some() { &mut spilled } else { &mut objects }) += 1;
+                *(if handle.as_foreign().is_some() {
+                    &mut spilled_objects
+                } else {
+                    &mut objects
+                }) += 1;
             }
         }
-        Ok((objects, spilled))
+        Ok((objects, spilled_objects))
     }
 }
 

@@ -60,11 +60,14 @@ impl SlotTable {
                 return None;
             }
             let slots = filled(self.chunk_slots(), || AtomicU64::new(Handle::NONE.to_bits()));
-            let changed = filled(self.chunk_words(), AtomicU64::default);
+            let changes = filled(self.chunk_words(), AtomicU64::default);
             let under_way = filled(self.chunk_words(), AtomicU64::default);
-            let chunk = slots.zip(changed).zip(under_way);
-            let chunk =
-                chunk.map(|((slots, changed), under_way)| TableChunk { slots, changed, under_way });
+            let chunk = slots.zip(changes).zip(under_way);
+            let chunk = chunk.map(|((slots, changes), under_way)| TableChunk {
+                slots,
+                changed: changes,
+                under_way,
+            });
             // There is no memory, or another thread has made it meanwhile.
             if chunk.is_none_or(|chunk| cell.set(chunk).is_err()) {
                 backing.give(bytes);
@@ -78,11 +81,11 @@ impl SlotTable {
         let pages = self.order.pages();
         let first = block as usize * pages % CHUNK_PAGES;
         let number = first / pages;
-        let (block, changed) = (&chunk.slots[CHUNK_PAGES + number], &chunk.changed[number / 64]);
+        let (block, changes) = (&chunk.slots[CHUNK_PAGES + number], &chunk.changed[number / 64]);
         BlockSlots {
             pages: &chunk.slots[first..first + pages],
             block,
-            changed,
+            changed: changes,
             bit: 1 << (number % 64),
         }
     }
@@ -137,10 +140,10 @@ impl TableChunk {
 
     /// Ends progress: the changes are done, or count as changes again.
     pub fn end_changed(&self, done: bool) {
-        for (changed, under_way) in self.changed.iter().zip(&self.under_way) {
+        for (changes, under_way) in self.changed.iter().zip(&self.under_way) {
             let bits = under_way.swap(0, AcqRel);
             if !done && bits != 0 {
-                changed.fetch_or(bits, AcqRel);
+                changes.fetch_or(bits, AcqRel);
             }
         }
     }

@@ -33,11 +33,12 @@ impl DeviceMemory {
     /// to the kernel. For a background thread. Returns the bytes freed.
     pub fn tidy(&self) -> u64 {
         self.ages.advance(&self.store);
-        let written = self.keep_room();
-        let packed: u64 = std::iter::from_fn(|| Some(self.store.tidy()).filter(|bytes| *bytes > 0))
-            .take(64)
-            .sum();
-        written + packed + self.store.trim()
+        let has_written = self.keep_room();
+        let packed_bytes: u64 =
+            std::iter::from_fn(|| Some(self.store.tidy()).filter(|bytes| *bytes > 0))
+                .take(64)
+                .sum();
+        has_written + packed_bytes + self.store.trim()
     }
 
     /// Runs [`DeviceMemory::tidy`] when there is work, and at least once a `period`, until
@@ -64,12 +65,12 @@ impl DeviceMemory {
         let Some(spill) = self.spill() else { return 0 };
         let mut all = 0;
         while self.is_nearly_full() {
-            let freed = write_cold(self, spill, ROOM_BYTES);
-            if freed == 0 {
+            let freed_bytes = write_cold(self, spill, ROOM_BYTES);
+            if freed_bytes == 0 {
                 break;
             }
-            self.store.compact(freed);
-            all += freed;
+            self.store.compact(freed_bytes);
+            all += freed_bytes;
         }
         self.set_limit(self.table_bytes());
         all
@@ -82,9 +83,9 @@ impl DeviceMemory {
         if self.store.pool_bytes() + ENOUGH_BYTES <= self.store.pool_bytes_max() {
             return true;
         }
-        let freed = write_cold(self, spill, ROOM_BYTES);
-        self.store.compact(freed);
-        freed > 0
+        let freed_bytes = write_cold(self, spill, ROOM_BYTES);
+        self.store.compact(freed_bytes);
+        freed_bytes > 0
     }
 }
 
@@ -100,14 +101,14 @@ pub(crate) fn load(
         return Err(IoError::Unread);
     };
     assert!(Page::begins_at(to));
-    let read = spill.swap.read_packed(place, place, |packed| {
-        let (fields, payload) = packed.open(place)?;
+    let outcome = spill.swap.read_packed(place, place, |outcome| {
+        let (fields, payload) = outcome.open(place)?;
         // SAFETY: `to` is a block of `order` that only the caller uses. The seal ensures that these
         // are the exported bytes.
         Ok(unsafe { backing.store.import(&mut decoder.worker, fields, payload, order, to) })
     });
     let counters = &spill.counters;
-    match read {
+    match outcome {
         Ok(Ok(())) => {
             counters.read_bytes.fetch_add(order.bytes() as u64, Relaxed);
             return Ok(());
@@ -129,12 +130,12 @@ pub(crate) fn export(
     let (Some(spill), Some(place)) = (backing.spill(), ObjectLocation::from_handle(handle)) else {
         return Err(IoError::Unread);
     };
-    let read = spill.swap.read_packed(place, place, |packed| {
-        let (fields, payload) = packed.open(place)?;
+    let payload_place = spill.swap.read_packed(place, place, |object| {
+        let (fields, payload) = object.open(place)?;
         out[..payload.len()].copy_from_slice(payload);
         Ok((fields, payload.len()))
     });
-    read.map_err(|error| {
+    payload_place.map_err(|error| {
         spill.note(error);
         spill.counters.failed_reads.fetch_add(1, Relaxed);
         IoError::Unread
@@ -146,37 +147,37 @@ pub(crate) fn export(
 pub(crate) fn write_cold(backing: &DeviceMemory, spill: &SpillFile, bytes: u64) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
-    let mut freed = 0;
-    while freed < bytes {
-        let done = write_run(backing, spill, &mut writer, |found| look_for_cold(backing, found));
-        if done == 0 {
+    let mut freed_bytes = 0;
+    while freed_bytes < bytes {
+        let outcome = write_run(backing, spill, &mut writer, |slots| look_for_cold(backing, slots));
+        if outcome == 0 {
             break;
         }
-        freed += done;
+        freed_bytes += outcome;
     }
-    freed
+    freed_bytes
 }
 
 /// Writes these objects back. Returns the payload bytes freed.
 pub(crate) fn write_these(backing: &DeviceMemory, spill: &SpillFile, these: &[ColdObject]) -> u64 {
     let mut writer = spill.writer.lock();
     (writer.used, writer.count) = (0, 0);
-    let (mut rest, mut freed) = (these, 0);
+    let (mut rest, mut freed_bytes) = (these, 0);
     loop {
-        let left = rest.len() + writer.count - writer.used;
-        let done = write_run(backing, spill, &mut writer, |found| {
-            let count = rest.len().min(found.len());
+        let count_left = rest.len() + writer.count - writer.used;
+        let outcome = write_run(backing, spill, &mut writer, |slots| {
+            let count = rest.len().min(slots.len());
             let (now, later) = rest.split_at(count);
-            found[..count].copy_from_slice(now);
+            slots[..count].copy_from_slice(now);
             rest = later;
             count
         });
-        freed += done;
+        freed_bytes += outcome;
         // Nothing could be written, or nothing is left.
         if rest.is_empty() && writer.used == writer.count
-            || rest.len() + writer.count - writer.used == left
+            || rest.len() + writer.count - writer.used == count_left
         {
-            return freed;
+            return freed_bytes;
         }
     }
 }
@@ -217,22 +218,22 @@ fn write_run(
     };
     // SAFETY: the buffer is this thread's.
     let room = unsafe { &mut swap.buffer_mut(buffer)[..order.bytes()] };
-    let used = fill(backing, spill, writer, slot, room, &mut look);
-    let pages = used.div_ceil(PAGE_SIZE);
+    let used_bytes = fill(backing, spill, writer, slot, room, &mut look);
+    let pages = used_bytes.div_ceil(PAGE_SIZE);
     if pages < order.pages() {
         swap.release(slot + pages as u64, order.pages() - pages);
     }
-    let mut freed = 0;
+    let mut freed_bytes = 0;
     if pages > 0 {
-        room[used..pages * PAGE_SIZE].fill(0);
+        room[used_bytes..pages * PAGE_SIZE].fill(0);
         let mut writes = [swap.write_from(buffer, slot, pages * PAGE_SIZE)];
         // SAFETY: buffer and run are this thread's.
         unsafe { swap.write(&mut writes) };
-        freed = end_run(spill, writer, writes[0].result);
+        freed_bytes = end_run(spill, writer, writes[0].result);
         swap.release(slot, pages);
     }
     swap.give_buffer_back(buffer);
-    freed
+    freed_bytes
 }
 
 /// Copies and seals objects. Returns the room that they take.
@@ -244,7 +245,7 @@ fn fill(
     room: &mut [u8],
     look: &mut impl FnMut(&mut [ColdObject]) -> usize,
 ) -> usize {
-    let (mut used, mut looks) = (0, 0);
+    let (mut used_bytes, mut looks) = (0, 0);
     writer.items.clear();
     while writer.items.len() < ITEMS_MAX {
         if writer.used == writer.count {
@@ -259,7 +260,7 @@ fn fill(
         }
         let cold = writer.found[writer.used];
         let len = (HEAD_BYTES + cold.stored_bytes as usize).next_multiple_of(UNIT_BYTES);
-        if used + len > room.len() && used > 0 {
+        if used_bytes + len > room.len() && used_bytes > 0 {
             break;
         }
         writer.used += 1;
@@ -269,26 +270,26 @@ fn fill(
             writer.used = writer.count;
             break;
         }
-        let Some(place) = room.get_mut(used..used + len) else { continue };
+        let Some(place) = room.get_mut(used_bytes..used_bytes + len) else { continue };
         let Some(device) = backing.device_of(cold.key) else { continue };
-        let Some(exported) = device.export(&cold, &mut place[HEAD_BYTES..]) else { continue };
-        if HEAD_BYTES + exported.len > len {
+        let Some(object) = device.export(&cold, &mut place[HEAD_BYTES..]) else { continue };
+        if HEAD_BYTES + object.len > len {
             continue;
         }
         if !spill.spend(cold.order) {
             break;
         }
         let at = ObjectLocation {
-            slot: slot + (used / PAGE_SIZE) as u64,
-            offset: used % PAGE_SIZE,
+            slot: slot + (used_bytes / PAGE_SIZE) as u64,
+            offset: used_bytes % PAGE_SIZE,
             len,
             is_raw: false,
         };
-        spill.swap.seal_packed(at, exported.fields, exported.len, place);
+        spill.swap.seal_packed(at, object.fields, object.len, place);
         writer.items.push(SpillItem { device, cold, place: at });
-        used += len;
+        used_bytes += len;
     }
-    used
+    used_bytes
 }
 
 /// Replaces the objects in memory by those that were written.
@@ -297,7 +298,7 @@ fn end_run(
     writer: &mut SpillWriter,
     result: Result<(), memfold_os::Errno>,
 ) -> u64 {
-    let mut freed = 0;
+    let mut freed_bytes = 0;
     if let Err(error) = result {
         spill.note(error);
         spill.counters.failed_writes.fetch_add(1, Relaxed);
@@ -309,10 +310,10 @@ fn end_run(
         spill.counters.original_bytes.fetch_add(bytes, Relaxed);
         spill.swap.insert(place);
         if device.replace(&cold, place.handle()) {
-            freed += u64::from(cold.stored_bytes);
+            freed_bytes += u64::from(cold.stored_bytes);
         } else {
             spill.free(place.handle(), cold.order);
         }
     }
-    freed
+    freed_bytes
 }

@@ -62,7 +62,7 @@ impl Served {
     /// Makes devices of zeros, without an image yet.
     fn new(folder: &Forgetful, backing: &Arc<DeviceMemory>, random: Random) -> Served {
         let devices = SIZES.iter().map(|size| Device::new(backing, *size).unwrap()).collect();
-        let mut served = Served {
+        let mut image = Served {
             folder: folder.clone(),
             backing: backing.clone(),
             devices,
@@ -71,8 +71,8 @@ impl Served {
             acknowledged: 0,
             random,
         };
-        served.states.push(content(&served.devices));
-        served
+        image.states.push(content(&image.devices));
+        image
     }
 
     /// Opens the devices of the image; `None` if there is none. A power cut meanwhile may leave any
@@ -84,18 +84,18 @@ impl Served {
         before: &[Vec<u8>],
         acknowledged: usize,
     ) -> Result<Option<Served>, ImageError> {
-        let mut served = Served::new(folder, backing, random);
+        let mut other = Served::new(folder, backing, random);
         folder.note(acknowledged << 16 | before.len());
         let place = place(folder);
         let Some(image) = ImageJournal::look(&place)? else { return Ok(None) };
         assert_eq!(image.entries(), entries());
-        image.restore(&served.devices)?;
-        served.states = [before, &[content(&served.devices)]].concat();
-        let journal = ImageJournal::resume(place, image, &served.devices)?;
-        served.journal = Some(journal.with_slack(SLACK_BYTES));
-        served.acknowledged = before.len();
-        served.note();
-        Ok(Some(served))
+        image.restore(&other.devices)?;
+        other.states = [before, &[content(&other.devices)]].concat();
+        let journal = ImageJournal::resume(place, image, &other.devices)?;
+        other.journal = Some(journal.with_slack(SLACK_BYTES));
+        other.acknowledged = before.len();
+        other.note();
+        Ok(Some(other))
     }
 
     /// Kills and restarts the server until it starts.
@@ -108,8 +108,8 @@ impl Served {
         loop {
             match Served::open(&folder, &backing, self.random.fork(), &states, self.acknowledged) {
                 Ok(Some(served)) => {
-                    let found = served.states.last().unwrap();
-                    assert!(states[self.acknowledged..].contains(found), "what was flushed");
+                    let state = served.states.last().unwrap();
+                    assert!(states[self.acknowledged..].contains(state), "what was flushed");
                     *self = served;
                     return;
                 }
@@ -147,8 +147,8 @@ impl Served {
         match &self.journal {
             Some(journal) => journal.flush()?,
             None => {
-                let made = ImageJournal::create(place(&self.folder), &entries(), &self.devices)?;
-                self.journal = Some(made.with_slack(SLACK_BYTES));
+                let journal = ImageJournal::create(place(&self.folder), &entries(), &self.devices)?;
+                self.journal = Some(journal.with_slack(SLACK_BYTES));
             }
         }
         self.acknowledged = self.states.len() - 1;
@@ -163,15 +163,15 @@ impl Served {
 
     /// Verifies that the image holds what was acknowledged at a moment, or a later attempt.
     fn check(&self, folder: &Forgetful, note: usize, what: &str) {
-        let (acknowledged, tried) = (note >> 16, note & 0xffff);
-        let found = match read(folder, &self.backing) {
+        let (flushed_states, tried_states) = (note >> 16, note & 0xffff);
+        let entries = match read(folder, &self.backing) {
             Ok(Some(found)) => found,
             // No image was made yet.
-            Ok(None) if acknowledged == 0 => return,
-            other => panic!("{what}: {:?}, and {acknowledged} was acknowledged", other.err()),
+            Ok(None) if flushed_states == 0 => return,
+            other => panic!("{what}: {:?}, and {flushed_states} was acknowledged", other.err()),
         };
-        let is_one = self.states[acknowledged..=tried].contains(&found);
-        assert!(is_one, "{what}: not what was flushed as {acknowledged} to {tried}");
+        let is_one = self.states[flushed_states..=tried_states].contains(&entries);
+        assert!(is_one, "{what}: not what was flushed as {flushed_states} to {tried_states}");
     }
 }
 
@@ -247,14 +247,14 @@ fn go_on(
     cuts: usize,
 ) {
     found.record();
-    let opened = Served::open(found, backing, random.fork(), before, 0).unwrap();
-    let Some(mut served) = opened else { return };
+    let image = Served::open(found, backing, random.fork(), before, 0).unwrap();
+    let Some(mut image) = image else { return };
     for _ in 0..2 {
-        served.change();
-        served.flush().unwrap();
+        image.change();
+        image.flush().unwrap();
     }
     for (note, moment) in found.moments() {
-        cut(&served, note, &moment, cuts, &mut random);
+        cut(&image, note, &moment, cuts, &mut random);
     }
 }
 
@@ -265,17 +265,17 @@ fn cut_power(effort: Effort, seed: u64) {
         folder.refuse_nameless();
     }
     folder.record();
-    let mut served = Served::new(&folder, &backing, random.fork());
+    let mut image = Served::new(&folder, &backing, random.fork());
     for _ in 0..effort.steps {
-        served.change();
-        served.flush().unwrap();
+        image.change();
+        image.flush().unwrap();
     }
     assert_eq!(folder.names(), 1);
     for (note, moment) in folder.moments() {
-        cut(&served, note, &moment, effort.cuts, &mut random);
-        let found = moment.after_any_power_cut(&mut random);
-        let before = &served.states[note >> 16..=note & 0xffff];
-        go_on(&found, before, &backing, random.fork(), effort.cuts / 8);
+        cut(&image, note, &moment, effort.cuts, &mut random);
+        let folder_after = moment.after_any_power_cut(&mut random);
+        let before = &image.states[note >> 16..=note & 0xffff];
+        go_on(&folder_after, before, &backing, random.fork(), effort.cuts / 8);
         go_on(&moment.after_kill(), before, &backing, random.fork(), effort.cuts / 8);
     }
 }
@@ -326,34 +326,34 @@ fn serve_with(
     }
     let what = format!("{fault:?}");
     folder.record();
-    let mut served = Served::new(&folder, backing, random.fork());
+    let mut image = Served::new(&folder, backing, random.fork());
     for step in 0..effort.steps {
         if step == effort.steps / 2 {
-            served.start_again();
+            image.start_again();
         }
-        served.change();
-        let done = served.flush();
+        image.change();
+        let outcome = image.flush();
         let fine = matches!(fault, None | Some((_, _, Fault::Short)));
-        assert!(done.is_ok() || !fine, "{what}: {done:?}");
+        assert!(outcome.is_ok() || !fine, "{what}: {outcome:?}");
     }
     let calls = folder.calls();
     assert!(fault.is_some() || folder.files() > 1, "it is written anew");
     // No call fails any more, so nothing may be wrong any more.
     folder.fail(usize::MAX, 0, Fault::Short);
-    served.flush().unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    let last = served.states.last().unwrap();
+    image.flush().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let last = image.states.last().unwrap();
     let moments = folder.moments();
     for (note, moment) in &moments {
         let all = |fate| moment.after_power_cut(|_| fate);
-        served.check(&all(Fate::Lost), *note, &what);
-        served.check(&all(Fate::Done), *note, &what);
+        image.check(&all(Fate::Lost), *note, &what);
+        image.check(&all(Fate::Done), *note, &what);
         for _ in 0..effort.cuts / 12 {
-            served.check(&moment.after_any_power_cut(&mut random), *note, &what);
+            image.check(&moment.after_any_power_cut(&mut random), *note, &what);
         }
     }
     let (_, end) = moments.last().unwrap();
-    let lost = end.after_power_cut(|_| Fate::Lost);
-    assert!(read(&lost, backing).unwrap().as_ref() == Some(last), "{what}");
+    let folder_after = end.after_power_cut(|_| Fate::Lost);
+    assert!(read(&folder_after, backing).unwrap().as_ref() == Some(last), "{what}");
     // Its removal may fail, too.
     let is_clean = folder.names() == 1 || fault.is_some_and(|(_, count, _)| count > 1);
     assert!(is_clean, "{what}: something is left behind");
@@ -380,36 +380,36 @@ fn call_that_fails_loses_nothing_that_was_flushed() {
 #[test]
 fn group_mixed_of_two_attempts_does_not_count() {
     let folder = Forgetful::new();
-    let (mut served, _) = filled(&folder);
-    let write = |served: &mut Served, block: u64| {
-        let noise = served.random.noise(8192);
-        served.devices[0].write(&mut served.devices[0].io(), block * 8192, &noise).unwrap();
+    let (mut image, _) = filled(&folder);
+    let write = |image: &mut Served, block: u64| {
+        let noise = image.random.noise(8192);
+        image.devices[0].write(&mut image.devices[0].io(), block * 8192, &noise).unwrap();
     };
-    (0..3).for_each(|block| write(&mut served, block));
+    (0..3).for_each(|block| write(&mut image, block));
     // Everything is on disk but not acknowledged, and can't be cut off.
     folder.fail(folder.calls() + 1, 2, Fault::Partly(Errno::NOSPC));
-    assert!(served.flush().is_err());
+    assert!(image.flush().is_err());
     folder.fail(usize::MAX, 0, Fault::Short);
     // The one in between is equal in both, so that sectors of both fit.
-    [0, 2].into_iter().for_each(|block| write(&mut served, block));
+    [0, 2].into_iter().for_each(|block| write(&mut image, block));
     folder.record();
-    served.flush().unwrap();
+    image.flush().unwrap();
     let (note, moment) = folder.moments().swap_remove(0);
     for end in 0..=moment.unsynced() {
         let fate = |n| if n < end { Fate::Done } else { Fate::Lost };
-        served.check(&moment.after_power_cut(fate), note, "mixed");
+        image.check(&moment.after_power_cut(fate), note, "mixed");
         let fate = |n| if n < end { Fate::Lost } else { Fate::Done };
-        served.check(&moment.after_power_cut(fate), note, "mixed");
+        image.check(&moment.after_power_cut(fate), note, "mixed");
     }
 }
 
 /// Makes an image of noise, and returns the most bytes that one of its flushes takes.
 fn filled(folder: &Forgetful) -> (Served, usize) {
-    let mut served = Served::new(folder, &backing(), Random::new(90));
-    let noise = served.random.noise(SIZES[0] as usize);
-    served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
-    served.flush().unwrap();
-    (served, 3 * 4096)
+    let mut image = Served::new(folder, &backing(), Random::new(90));
+    let noise = image.random.noise(SIZES[0] as usize);
+    image.devices[0].write(&mut image.devices[0].io(), 0, &noise).unwrap();
+    image.flush().unwrap();
+    (image, 3 * 4096)
 }
 
 fn write_a_page(served: &mut Served) {
@@ -420,7 +420,7 @@ fn write_a_page(served: &mut Served) {
 #[test]
 fn new_image_without_room_costs_only_the_attempt() {
     let folder = Forgetful::new();
-    let (mut served, most) = filled(&folder);
+    let (mut image, most) = filled(&folder);
     let bytes = || folder.bytes(NAME).unwrap();
     let new = bytes();
     let room = 3 * new;
@@ -428,44 +428,44 @@ fn new_image_without_room_costs_only_the_attempt() {
     // Far beyond the length at which a new image is written, up to the end of the room.
     while bytes() + most < room {
         let before = bytes();
-        write_a_page(&mut served);
-        served.flush().unwrap();
+        write_a_page(&mut image);
+        image.flush().unwrap();
         assert!(bytes() > before && bytes() - before <= most, "{before}, then {}", bytes());
     }
     // There is no room for a group. That flush fails, and nothing else does.
-    let noise = served.random.noise(16 * 4096);
-    served.devices[0].write(&mut served.devices[0].io(), 0, &noise).unwrap();
+    let noise = image.random.noise(16 * 4096);
+    image.devices[0].write(&mut image.devices[0].io(), 0, &noise).unwrap();
     let before = bytes();
-    assert!(served.flush().is_err());
-    assert!(served.journal.as_ref().unwrap().error().unwrap().contains("disk.img"));
+    assert!(image.flush().is_err());
+    assert!(image.journal.as_ref().unwrap().error().unwrap().contains("disk.img"));
     assert!(bytes() <= before, "a group that failed gives its room back");
     folder.set_room(before + 24 * 4096);
-    served.flush().unwrap();
+    image.flush().unwrap();
     assert!(bytes() - before <= 24 * 4096, "only what has changed is written");
-    assert_eq!(served.journal.as_ref().unwrap().error(), None);
+    assert_eq!(image.journal.as_ref().unwrap().error(), None);
     // With enough room it is rewritten.
     folder.set_room(100 * new);
     let most_bytes = (0..40).map(|_| {
-        write_a_page(&mut served);
-        served.flush().unwrap();
+        write_a_page(&mut image);
+        image.flush().unwrap();
         bytes()
     });
     assert!(most_bytes.min().unwrap() < 2 * new);
-    let last = served.states.last();
-    assert_eq!(read(&folder, &served.backing).unwrap().as_ref(), last);
+    let last = image.states.last();
+    assert_eq!(read(&folder, &image.backing).unwrap().as_ref(), last);
 }
 
 #[test]
 fn image_is_written_anew_across_restarts() {
     let folder = Forgetful::new();
-    let (mut served, most) = filled(&folder);
+    let (mut image, most) = filled(&folder);
     let new = folder.bytes(NAME).unwrap();
     let mut longest = 0;
     for _ in 0..60 {
-        write_a_page(&mut served);
-        served.flush().unwrap();
+        write_a_page(&mut image);
+        image.flush().unwrap();
         longest = longest.max(folder.bytes(NAME).unwrap());
-        served.start_again();
+        image.start_again();
     }
     assert!(longest <= 2 * new + SLACK_BYTES as usize + most, "{new}, then {longest}");
 }

@@ -178,8 +178,8 @@ pub fn old_head(entries: &[DeviceEntry]) -> Vec<u8> {
     let mut bytes = head(entries, [0; SUM_BYTES]);
     bytes[16..20].copy_from_slice(&VERSION_OLD.to_le_bytes());
     bytes.drain(24..24 + SUM_BYTES);
-    let named: usize = entries.iter().map(|entry| 12 + entry.name.len()).sum();
-    bytes.truncate((24 + named).next_multiple_of(UNIT));
+    let name_bytes: usize = entries.iter().map(|entry| 12 + entry.name.len()).sum();
+    bytes.truncate((24 + name_bytes).next_multiple_of(UNIT));
     let sum = ImageSums { random: None }.of_head(&bytes);
     bytes.extend(sum);
     bytes
@@ -226,12 +226,12 @@ pub fn parse_head(bytes: &[u8]) -> Result<ImageHead, ImageError> {
         let name = String::from_utf8(name.to_vec()).map_err(|_| ImageError::Damaged(24))?;
         entries.push(DeviceEntry { name, size });
     }
-    let used = (bytes.len() - parts.0.len()).next_multiple_of(UNIT);
-    let sum = bytes.get(used..used + SUM_BYTES).ok_or(ImageError::Short)?;
-    if sums.of_head(&bytes[..used]) != *sum {
+    let used_bytes = (bytes.len() - parts.0.len()).next_multiple_of(UNIT);
+    let sum = bytes.get(used_bytes..used_bytes + SUM_BYTES).ok_or(ImageError::Short)?;
+    if sums.of_head(&bytes[..used_bytes]) != *sum {
         return Err(ImageError::Damaged(0));
     }
-    let end = (used + SUM_BYTES) as u64;
+    let end = (used_bytes + SUM_BYTES) as u64;
     let start = if random.is_some() { end.next_multiple_of(GROUP_UNIT) } else { end };
     Ok(ImageHead { entries, sums, start })
 }

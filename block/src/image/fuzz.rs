@@ -58,9 +58,9 @@ struct Bytes(Vec<u8>);
 
 impl File for Bytes {
     fn read(&self, at: u64, to: &mut [u8]) -> Result<usize, Errno> {
-        let left = self.0.get(at as usize..).unwrap_or_default();
-        let count = left.len().min(to.len());
-        to[..count].copy_from_slice(&left[..count]);
+        let rest = self.0.get(at as usize..).unwrap_or_default();
+        let count = rest.len().min(to.len());
+        to[..count].copy_from_slice(&rest[..count]);
         Ok(count)
     }
 
@@ -110,14 +110,14 @@ fn of_version_2(entries: &[DeviceEntry], device: &Device) -> Vec<u8> {
     let mut bytes = format::head(entries, random);
     for number in 0..2 {
         let mut hash = GroupHash::default();
-        let mut put = |record: &ImageRecord, payload: &[u8]| {
+        let mut append = |record: &ImageRecord, payload: &[u8]| {
             let at = bytes.len() as u64;
             hash.add(record.put(&sums, at, payload, &mut bytes));
             hash.0
         };
-        put(&ImageRecord::begin(number), &[]);
-        let hash = if number == 0 { put_blocks(device, &mut put) } else { put_raw(&mut put) };
-        put(&ImageRecord::end(number), &hash);
+        append(&ImageRecord::begin(number), &[]);
+        let hash = if number == 0 { put_blocks(device, &mut append) } else { put_raw(&mut append) };
+        append(&ImageRecord::end(number), &hash);
         bytes.resize(bytes.len().next_multiple_of(format::GROUP_UNIT as usize), 0);
     }
     bytes
@@ -127,14 +127,14 @@ fn of_version_2(entries: &[DeviceEntry], device: &Device) -> Vec<u8> {
 fn of_version_1(entries: &[DeviceEntry], device: &Device) -> Vec<u8> {
     let sums = ImageSums { random: None };
     let mut bytes = format::old_head(entries);
-    let mut put = |record: &ImageRecord, payload: &[u8]| {
+    let mut append = |record: &ImageRecord, payload: &[u8]| {
         let at = bytes.len() as u64;
         record.put(&sums, at, payload, &mut bytes)
     };
-    put_blocks(device, &mut put);
-    put(&ImageRecord { payload_len: 0, ..ImageRecord::end(0) }, &[]);
-    put_raw(&mut put);
-    put(&ImageRecord { payload_len: 0, ..ImageRecord::end(1) }, &[]);
+    put_blocks(device, &mut append);
+    append(&ImageRecord { payload_len: 0, ..ImageRecord::end(0) }, &[]);
+    put_raw(&mut append);
+    append(&ImageRecord { payload_len: 0, ..ImageRecord::end(1) }, &[]);
     bytes
 }
 
@@ -145,13 +145,13 @@ fn put_blocks(device: &Device, put: &mut Put) -> [u8; SUM_BYTES] {
     let mut room = vec![0; device.payload_max()];
     let mut last = [0; SUM_BYTES];
     for block in 0..4 {
-        let described = device.describe(block, &mut room, |piece| {
+        let outcome = device.describe(block, &mut room, |piece| {
             let payload =
                 if let DirtyPiece::Object { payload, .. } = piece { payload } else { &[] };
             last = put(&ImageRecord::of(0, &piece), payload);
             Ok::<(), IoError>(())
         });
-        described.expect("readable");
+        outcome.expect("readable");
     }
     last
 }

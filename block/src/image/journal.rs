@@ -93,13 +93,13 @@ fn write_again(file: &dyn File, bytes: Range<u64>) -> Result<(), Errno> {
     let mut at = bytes.start;
     while at < bytes.end {
         let most = piece.len().min((bytes.end - at) as usize);
-        let there = file.read(at, &mut piece[..most])?;
-        let written = file.write(at, &piece[..there])?;
+        let count = file.read(at, &mut piece[..most])?;
+        let written_bytes = file.write(at, &piece[..count])?;
         // The padding of the last group may be missing.
-        if written == 0 {
+        if written_bytes == 0 {
             break;
         }
-        at += written as u64;
+        at += written_bytes as u64;
     }
     Ok(())
 }
@@ -155,9 +155,9 @@ impl ImageJournal {
         entries: &[DeviceEntry],
         devices: &[Arc<Device>],
     ) -> Result<ImageJournal, ImageError> {
-        let done = write_anew(&place, entries, devices, GroupContent::All);
-        devices.iter().for_each(|device| device.end_changed(done.is_ok()));
-        let writer = done?;
+        let outcome = write_anew(&place, entries, devices, GroupContent::All);
+        devices.iter().for_each(|device| device.end_changed(outcome.is_ok()));
+        let writer = outcome?;
         place.settle()?;
         let mut state = JournalState::new_image(writer);
         state.is_settled = true;
@@ -180,9 +180,9 @@ impl ImageJournal {
     /// It can't be written; the next flush tries again.
     pub fn flush(&self) -> Result<(), ImageError> {
         let mut state = self.lock();
-        let done = self.flush_with(&mut state);
-        state.error = done.clone().err();
-        done
+        let outcome = self.flush_with(&mut state);
+        state.error = outcome.clone().err();
+        outcome
     }
 
     fn flush_with(&self, state: &mut JournalState) -> Result<(), ImageError> {
@@ -200,9 +200,9 @@ impl ImageJournal {
         if state.is_old {
             return Ok(());
         }
-        let done = state.writer.put_group(state.groups, &self.devices, GroupContent::Changed);
-        self.devices.iter().for_each(|device| device.end_changed(done.is_ok()));
-        match done {
+        let outcome = state.writer.put_group(state.groups, &self.devices, GroupContent::Changed);
+        self.devices.iter().for_each(|device| device.end_changed(outcome.is_ok()));
+        match outcome {
             Ok(is_written) => {
                 state.groups += u64::from(is_written);
                 Ok(())
@@ -239,9 +239,9 @@ impl ImageJournal {
 
     /// Rewrites the image. After an error the old one stays in use.
     fn replace(&self, state: &mut JournalState) -> Result<(), ImageError> {
-        let done = write_anew(&self.place, &self.entries, &self.devices, GroupContent::All);
-        self.devices.iter().for_each(|device| device.end_changed(done.is_ok()));
-        *state = JournalState::new_image(done?);
+        let outcome = write_anew(&self.place, &self.entries, &self.devices, GroupContent::All);
+        self.devices.iter().for_each(|device| device.end_changed(outcome.is_ok()));
+        *state = JournalState::new_image(outcome?);
         Ok(())
     }
 

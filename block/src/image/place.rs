@@ -68,16 +68,16 @@ impl ImagePlace {
     /// # Errors
     /// The system's; nothing is left behind.
     pub(super) fn draft(&self) -> Result<(Box<dyn File>, DraftImage), ImageError> {
-        let nameless = match self.folder.create_nameless() {
+        let outcome = match self.folder.create_nameless() {
             // Not every file system has O_TMPFILE.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => None,
             other => Some(other?),
         };
-        let (file, draft) = match nameless {
+        let (file, draft) = match outcome {
             Some(file) => (file, DraftImage(None)),
             None => {
-                let hidden = self.hidden_name()?;
-                (self.folder.create(&hidden)?, DraftImage(Some(hidden)))
+                let name = self.hidden_name()?;
+                (self.folder.create(&name)?, DraftImage(Some(name)))
             }
         };
         if let Err(error) = lock(&*file) {
@@ -93,16 +93,16 @@ impl ImagePlace {
     /// # Errors
     /// The system's; the former file is still there.
     pub(super) fn put(&self, file: &dyn File, draft: DraftImage) -> Result<(), ImageError> {
-        let hidden = match draft.0 {
+        let name = match draft.0 {
             Some(hidden) => hidden,
             None => {
-                let hidden = self.hidden_name()?;
-                file.link(&hidden)?;
-                hidden
+                let name = self.hidden_name()?;
+                file.link(&name)?;
+                name
             }
         };
-        if let Err(error) = self.folder.rename(&hidden, &self.name) {
-            let _ = self.folder.remove(&hidden);
+        if let Err(error) = self.folder.rename(&name, &self.name) {
+            let _ = self.folder.remove(&name);
             return Err(error.into());
         }
         Ok(())
@@ -110,8 +110,8 @@ impl ImagePlace {
 
     /// Removes a draft that is not used.
     pub(super) fn forget(&self, draft: DraftImage) {
-        if let Some(hidden) = draft.0 {
-            let _ = self.folder.remove(&hidden);
+        if let Some(name) = draft.0 {
+            let _ = self.folder.remove(&name);
         }
     }
 
@@ -132,8 +132,8 @@ impl ImagePlace {
             write!(end, "{byte:02x}").expect("into a string");
         }
         // A name has at most 255 bytes.
-        let kept = self.name.len().min(200);
-        Ok([b".", &self.name[..kept], end.as_bytes(), b".new"].concat())
+        let prefix_len = self.name.len().min(200);
+        Ok([b".", &self.name[..prefix_len], end.as_bytes(), b".new"].concat())
     }
 }
 

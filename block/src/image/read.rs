@@ -82,8 +82,8 @@ impl VerifiedImage {
         let mut block = PageBuffer::new(Order::PAGE);
         while records.at < self.extent.end {
             let at = records.at;
-            let found = records.next()?.ok_or(ImageError::Damaged(at))?;
-            match found.record.what {
+            let record = records.next()?.ok_or(ImageError::Damaged(at))?;
+            match record.record.what {
                 RecordKind::Begin => continue,
                 RecordKind::End => {
                     records.end_group();
@@ -92,9 +92,9 @@ impl VerifiedImage {
                 RecordKind::Object { .. } | RecordKind::Zeros(_) => {}
             }
             let device =
-                devices.get(found.record.export as usize).ok_or(ImageError::Damaged(at))?;
-            let done = put(device, &mut io, &mut block, &found.record, found.payload);
-            done.map_err(|error| match error {
+                devices.get(record.record.export as usize).ok_or(ImageError::Damaged(at))?;
+            let outcome = put(device, &mut io, &mut block, &record.record, record.payload);
+            outcome.map_err(|error| match error {
                 IoError::NoSpace => ImageError::NoSpace,
                 _ => ImageError::Damaged(at),
             })?;
@@ -108,10 +108,10 @@ fn read_head(file: &dyn File) -> Result<ImageHead, ImageError> {
     // Most heads are short.
     let mut most = GROUP_UNIT as usize;
     loop {
-        let there = bytes.len();
+        let len = bytes.len();
         bytes.resize(most, 0);
-        let count = file.read(there as u64, &mut bytes[there..])?;
-        bytes.truncate(there + count);
+        let count = file.read(len as u64, &mut bytes[len..])?;
+        bytes.truncate(len + count);
         match parse_head(&bytes) {
             Err(ImageError::Short) if count > 0 && bytes.len() < HEAD_BYTES_MAX => {
                 most = (4 * bytes.len()).min(HEAD_BYTES_MAX);
@@ -152,10 +152,10 @@ impl<'a> FileSource<'a> {
 
     /// Skips to `at`, which lies further on.
     fn skip_to(&mut self, at: u64) {
-        let left = (self.bytes.len() - self.used) as u64;
-        let here = self.next - left;
-        if at - here <= left {
-            self.used += (at - here) as usize;
+        let rest = (self.bytes.len() - self.used) as u64;
+        let position = self.next - rest;
+        if at - position <= rest {
+            self.used += (at - position) as usize;
         } else {
             (self.next, self.used) = (at, self.bytes.len());
         }
@@ -255,7 +255,7 @@ fn scan(file: &dyn File, head: &ImageHead) -> Result<ImageExtent, ImageError> {
     if is_followed {
         return Err(ImageError::Damaged(records.at));
     }
-    let next = RecordReader::new(file, sums, extent.end).next()?.map(|found| found.record);
+    let next = RecordReader::new(file, sums, extent.end).next()?.map(|record| record.record);
     extent.is_acknowledged = next == Some(ImageRecord::begin(extent.groups));
     Ok(extent)
 }
@@ -264,20 +264,20 @@ fn scan(file: &dyn File, head: &ImageHead) -> Result<ImageExtent, ImageError> {
 fn read_group(records: &mut RecordReader, number: u64) -> Result<bool, ImageError> {
     let mut hash = GroupHash::default();
     let mut is_first = true;
-    while let Some(found) = records.next()? {
-        let is_begin = found.record.what == RecordKind::Begin;
+    while let Some(record) = records.next()? {
+        let is_begin = record.record.what == RecordKind::Begin;
         if is_begin != is_first {
             return Ok(false);
         }
-        let is_own = found.record.offset == number;
-        if found.record.what == RecordKind::End {
-            return Ok(is_own && *found.payload == hash.0);
+        let is_own = record.record.offset == number;
+        if record.record.what == RecordKind::End {
+            return Ok(is_own && *record.payload == hash.0);
         }
         if is_begin && !is_own {
             return Ok(false);
         }
         is_first = false;
-        hash.add(found.sum);
+        hash.add(record.sum);
     }
     Ok(false)
 }

@@ -94,11 +94,11 @@ fn image_restores_bytes_and_holes_also_after_writeback() {
     let mut random = Random::new(seed(50));
     for order in [0, 2, 5] {
         let (scratch, all) = (Scratch::new(), devices(order, 0));
-        let mut wanted = [vec![0; SIZE as usize], vec![0; 1 << 20]];
+        let mut expected = [vec![0; SIZE as usize], vec![0; 1 << 20]];
         for turn in 0..6 {
             all.iter()
-                .zip(&mut wanted)
-                .for_each(|(device, wanted)| change(device, wanted, &mut random));
+                .zip(&mut expected)
+                .for_each(|(device, bytes)| change(device, bytes, &mut random));
             if turn == 3 {
                 all[0].backing().write_back(crate::device::ObjectPick::All).unwrap();
             }
@@ -112,8 +112,8 @@ fn image_restores_bytes_and_holes_also_after_writeback() {
             assert_eq!((image.entries(), image.extent.groups), (&entries()[..], 1));
             let back = devices(order, 0);
             image.restore(&back).unwrap();
-            for ((device, back), wanted) in all.iter().zip(&back).zip(&wanted) {
-                assert!(read(device) == *wanted && read(back) == *wanted, "order {order}");
+            for ((device, back), bytes) in all.iter().zip(&back).zip(&expected) {
+                assert!(read(device) == *bytes && read(back) == *bytes, "order {order}");
                 assert_eq!(status(back), status(device));
             }
         }
@@ -145,21 +145,22 @@ fn image_cut_after_a_flush_restores_all_flushed_data() {
     assert_eq!(whole.len() as u64, end + RECORD_BYTES as u64);
     let mut cuts: Vec<u64> = states.iter().flat_map(|(at, ..)| [*at, at + 47, at - 1]).collect();
     cuts.extend((0..10).map(|_| states[0].0 + random.below((end - states[0].0) as usize) as u64));
-    for cut in cuts.into_iter().filter(|cut| *cut <= end && *cut >= states[0].0) {
-        let next = states.iter().position(|(at, ..)| *at > cut).unwrap_or(states.len());
+    for cut_len in cuts.into_iter().filter(|at_most| *at_most <= end && *at_most >= states[0].0) {
+        let next = states.iter().position(|(at, ..)| *at > cut_len).unwrap_or(states.len());
         let copy = scratch.0.join("cut");
         // This is the state after a power cut: the end of the file is missing, or was never
         // written.
         for rest in [&[][..], &[0; 4096], &[0x5a; 333]] {
-            fs::write(&copy, [&whole[..cut as usize], rest].concat()).unwrap();
+            fs::write(&copy, [&whole[..cut_len as usize], rest].concat()).unwrap();
             let (back, journal) = open(&copy, 2).unwrap();
             // A group that lost only its padding is complete.
-            let found = (read(&back[0]), status(&back[0]));
-            let is_whole = |(at, ..): &&(u64, _, _)| *at - cut < format::GROUP_UNIT;
-            let mut fitting =
+            let contents = (read(&back[0]), status(&back[0]));
+            let is_whole = |(at, ..): &&(u64, _, _)| *at - cut_len < format::GROUP_UNIT;
+            let mut matches =
                 states[next - 1..next].iter().chain(states.get(next).filter(is_whole));
-            let is_fitting = fitting.any(|(_, now, holes)| found == (now.clone(), holes.clone()));
-            assert!(is_fitting, "cut at {cut} of {end}");
+            let is_fitting =
+                matches.any(|(_, now, holes)| contents == (now.clone(), holes.clone()));
+            assert!(is_fitting, "cut at {cut_len} of {end}");
             // The image continues from there.
             back[0].write(&mut back[0].io(), 100, b"more").unwrap();
             journal.flush().unwrap();
@@ -205,14 +206,14 @@ fn damaged_flushed_data_is_refused_not_truncated() {
             "what is refused is left as it is"
         );
     }
-    for (bytes, wanted) in [
+    for (bytes, error) in [
         (b"no image at all, but long enough to be one".to_vec(), ImageError::NoImage),
         (vec![], ImageError::NoImage),
         ([&whole[..16], &[3, 0, 0, 0], &whole[20..]].concat(), ImageError::Version(3)),
         (whole[..30].to_vec(), ImageError::Short),
     ] {
         fs::write(&copy, &bytes).unwrap();
-        assert_eq!(open(&copy, 2).err(), Some(wanted));
+        assert_eq!(open(&copy, 2).err(), Some(error));
         assert_eq!(fs::read(&copy).unwrap(), bytes);
     }
 }
@@ -234,18 +235,18 @@ fn bytes_that_look_like_records_count_nowhere_else() {
     let (second, same_end, _) = own("second");
     assert_eq!((first.len(), end), (second.len(), same_end));
     first.truncate(end as usize);
-    let cut = first.len() - 3 * format::GROUP_UNIT as usize;
+    let cut_len = first.len() - 3 * format::GROUP_UNIT as usize;
     let copy = scratch.0.join("copy");
     let opens = |bytes: &[u8]| {
         fs::write(&copy, bytes).unwrap();
         open(&copy, 2).map(|(back, _)| read(&back[0])[..9000].to_vec())
     };
-    let last = opens(&first[..cut]).unwrap();
+    let last = opens(&first[..cut_len]).unwrap();
     assert!(last[0] < 5);
     // The rest of another image with the same history, at the positions of its records.
-    assert_eq!(opens(&[&first[..cut], &second[cut..]].concat()), Ok(last.clone()));
+    assert_eq!(opens(&[&first[..cut_len], &second[cut_len..]].concat()), Ok(last.clone()));
     // A client has written the whole image into its device, and the power is cut.
-    assert_eq!(opens(&[&first[..cut], &first, &first].concat()), Ok(last));
+    assert_eq!(opens(&[&first[..cut_len], &first, &first].concat()), Ok(last));
     // It is in an incompressible payload.
     let path = scratch.0.join("nested");
     let journal = create(&path, &all);
@@ -262,11 +263,15 @@ fn bytes_that_look_like_records_count_nowhere_else() {
     journal.flush().unwrap();
     drop(journal);
     let whole = fs::read(&path).unwrap();
-    for cut in (before..whole.len() - format::GROUP_UNIT as usize).step_by(3000) {
-        assert_eq!(opens(&whole[..cut]), Ok(vec![5; 9000]), "cut at {cut}");
+    for cut_len in (before..whole.len() - format::GROUP_UNIT as usize).step_by(3000) {
+        assert_eq!(opens(&whole[..cut_len]), Ok(vec![5; 9000]), "cut at {cut_len}");
         // The first sector is lost, too.
-        let lost = [&whole[..before], &[0; 512], &whole[before + 512..]].concat();
-        assert_eq!(opens(&lost[..cut.max(before + 512)]), Ok(vec![5; 9000]), "cut at {cut}");
+        let image_with_loss = [&whole[..before], &[0; 512], &whole[before + 512..]].concat();
+        assert_eq!(
+            opens(&image_with_loss[..cut_len.max(before + 512)]),
+            Ok(vec![5; 9000]),
+            "cut at {cut_len}"
+        );
     }
 }
 
@@ -289,16 +294,16 @@ fn image_of_the_old_version_opens_and_is_new_after_a_change() {
         (ImageJournal::resume(place, image, &devices).unwrap(), devices)
     };
     let (journal, devices) = open();
-    let mut held = read(&devices[0]);
-    assert_eq!(held[..9], [0, 0, 0, 0, 0, 0, 0, 1, 1]);
+    let mut head = read(&devices[0]);
+    assert_eq!(head[..9], [0, 0, 0, 0, 0, 0, 0, 1, 1]);
     journal.flush().unwrap();
     assert_eq!(fs::read(&path).unwrap(), old, "nothing has changed");
     devices[0].write(&mut devices[0].io(), 50_000, b"new").unwrap();
-    held[50_000..50_003].copy_from_slice(b"new");
+    head[50_000..50_003].copy_from_slice(b"new");
     journal.flush().unwrap();
     drop((journal, devices));
     assert_eq!(fs::read(&path).unwrap()[16..20], [2, 0, 0, 0]);
-    assert!(read(&open().1[0]) == held);
+    assert!(read(&open().1[0]) == head);
 }
 
 #[test]
@@ -332,13 +337,13 @@ fn threads_that_write_and_flush_at_once_find_all_they_flushed() {
             bytes
         }
     };
-    let wanted: Vec<Vec<u8>> = thread::scope(|scope| {
+    let expected: Vec<Vec<u8>> = thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|n| scope.spawn(state(n))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     drop(journal);
     let (back, _) = open(&path, 2).unwrap();
-    assert!(read(&back[0])[..4 * own] == wanted.concat());
+    assert!(read(&back[0])[..4 * own] == expected.concat());
 }
 
 #[test]
@@ -370,7 +375,7 @@ fn image_grown_far_is_rewritten_with_equal_content() {
 }
 
 #[test]
-fn what_does_not_fit_the_limit_is_said() {
+fn image_beyond_the_limit_is_refused() {
     let (scratch, all) = (Scratch::new(), devices(2, 0));
     let path = scratch.0.join("image");
     let noise = Random::new(54).noise(2 << 20);

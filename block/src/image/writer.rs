@@ -120,8 +120,8 @@ impl ImageWriter {
         devices: &[Arc<Device>],
         content: GroupContent,
     ) -> Result<bool, GroupFailure> {
-        let done = self.try_group(number, devices, content);
-        match done {
+        let outcome = self.try_group(number, devices, content);
+        match outcome {
             Ok(true) => {
                 self.end = self.at;
                 self.mark_acknowledged(number);
@@ -133,7 +133,7 @@ impl ImageWriter {
             }
             Err(_) => {}
         }
-        done
+        outcome
     }
 
     fn try_group(
@@ -178,13 +178,13 @@ impl ImageWriter {
             let mut payload = std::mem::take(&mut self.payload);
             let each =
                 |block| device.describe(block, &mut payload, |piece| self.put(export, &piece));
-            let done = match content {
+            let outcome = match content {
                 GroupContent::Changed => device.each_changed(BlockChoice::Changed, each),
                 GroupContent::All => device.each_changed(BlockChoice::All, each),
                 GroupContent::Copy => device.each_written(each),
             };
             self.payload = payload;
-            done?;
+            outcome?;
         }
         self.put_zeros()
     }
@@ -230,13 +230,13 @@ impl ImageWriter {
     }
 
     fn write(&mut self) -> Result<(), GroupFailure> {
-        let mut left = &self.gathered[..];
-        while !left.is_empty() {
-            match self.file.write(self.at, left)? {
+        let mut rest = &self.gathered[..];
+        while !rest.is_empty() {
+            match self.file.write(self.at, rest)? {
                 0 => return Err(Errno::IO.into()),
                 count => {
                     self.at += count as u64;
-                    left = &left[count..];
+                    rest = &rest[count..];
                 }
             }
         }

@@ -62,19 +62,19 @@ impl ReadBuffer {
             let first = if count == REQUEST_BYTES { PAGE_SIZE - REQUEST_BYTES } else { 0 };
             (self.used, self.end) = (first, first);
         } else if self.used + count > self.bytes.len() {
-            let there = self.used..self.end;
-            self.end = there.len();
-            self.bytes.bytes_mut().copy_within(there, 0);
+            let input = self.used..self.end;
+            self.end = input.len();
+            self.bytes.bytes_mut().copy_within(input, 0);
             self.used = 0;
         }
-        let read = loop {
+        let count = loop {
             match link.read(&mut self.bytes.bytes_mut()[self.end..]) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
         };
-        self.end += read;
-        Ok(read > 0)
+        self.end += count;
+        Ok(count > 0)
     }
 }
 
@@ -136,18 +136,18 @@ impl ReplyBuffer {
             return Ok(());
         }
         let mut slices = [IoSlice::new(&[]); 2 * REPLIES_MAX];
-        let mut used = 0;
+        let mut count = 0;
         for (head, part) in self.heads.iter().zip(&self.parts).take(self.count) {
             for bytes in [head.bytes(), &self.data.bytes()[part.clone()]] {
                 if !bytes.is_empty() {
-                    slices[used] = IoSlice::new(bytes);
-                    used += 1;
+                    slices[count] = IoSlice::new(bytes);
+                    count += 1;
                 }
             }
         }
-        let sent = write_all(link, &mut slices[..used]);
+        let outcome = write_all(link, &mut slices[..count]);
         (self.count, self.used) = (0, 0);
-        sent
+        outcome
     }
 }
 

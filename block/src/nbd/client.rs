@@ -106,7 +106,7 @@ impl<L: Read + Write> NbdClient<L> {
         if command == command::READ {
             answer.data = vec![0xa5; len as usize];
         }
-        let mut got = vec![false; answer.data.len()];
+        let mut seen_bytes = vec![false; answer.data.len()];
         loop {
             let magic = u32::from_be_bytes(self.read()?);
             if magic == wire::SIMPLE_MAGIC {
@@ -138,10 +138,10 @@ impl<L: Read + Write> NbdClient<L> {
                     };
                     answer.holes += if kind == chunk::OFFSET_HOLE { bytes.len() } else { 0 };
                     assert!(
-                        got[at..at + bytes.len()].iter().all(|got| !got),
+                        seen_bytes[at..at + bytes.len()].iter().all(|is_seen| !is_seen),
                         "twice the same byte"
                     );
-                    got[at..at + bytes.len()].fill(true);
+                    seen_bytes[at..at + bytes.len()].fill(true);
                     answer.data[at..at + bytes.len()].copy_from_slice(&bytes);
                 }
                 chunk::BLOCK_STATUS => {
@@ -153,7 +153,10 @@ impl<L: Read + Write> NbdClient<L> {
                 _ => panic!("a chunk of kind {kind}"),
             }
             if flags & chunk::DONE != 0 {
-                assert!(answer.error != 0 || got.iter().all(|got| *got), "a byte is missing");
+                assert!(
+                    answer.error != 0 || seen_bytes.iter().all(|is_seen| *is_seen),
+                    "a byte is missing"
+                );
                 return Ok(answer);
             }
         }

@@ -76,28 +76,28 @@ fn check(exports: &[Arc<Export>], link: &Link, len: usize, chosen: Option<&str>)
 pub fn session(data: &[u8]) {
     let exports = exports();
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
-    let mut chosen = None;
+    let mut export_name = None;
     if let Ok(no_zeroes) = negotiate::greet(&mut link)
-        && let Ok(NegotiationEnd::Transmit(agreed)) =
+        && let Ok(NegotiationEnd::Transmit(options)) =
             negotiate::negotiate(&mut link, &exports, TlsPolicy::Offered, no_zeroes)
     {
-        chosen = Some(agreed.export.name().to_string());
-        let _ = NbdSession::new(&mut link, &agreed).run();
+        export_name = Some(options.export.name().to_string());
+        let _ = NbdSession::new(&mut link, &options).run();
     }
-    check(&exports, &link, data.len(), chosen.as_deref());
+    check(&exports, &link, data.len(), export_name.as_deref());
 }
 
 /// Runs requests without negotiation. The first byte says what was negotiated.
 pub fn requests(data: &[u8]) {
-    let [agreed, data @ ..] = data else { return };
+    let [option_bits, data @ ..] = data else { return };
     let exports = exports();
-    let agreed = AgreedOptions {
+    let options = AgreedOptions {
         export: exports[0].clone(),
-        structured: agreed & 1 != 0,
-        allocation: agreed & 3 == 3,
+        structured: option_bits & 1 != 0,
+        allocation: option_bits & 3 == 3,
     };
     let mut link = Link { from: data, sent: 0, tail: Vec::new(), leaked: false };
-    let _ = NbdSession::new(&mut link, &agreed).run();
+    let _ = NbdSession::new(&mut link, &options).run();
     check(&exports, &link, data.len(), Some(""));
 }
 
@@ -142,6 +142,6 @@ pub fn seeds() -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     ];
     let old = [hello.clone(), option(option::EXPORT_NAME, b""), requests.concat()];
     let tls = [hello, option(option::STARTTLS, &[]), option(option::ABORT, &[])];
-    let alone = [0, 1, 3].map(|agreed| [&[agreed][..], &requests.concat()].concat());
-    (vec![modern.concat(), old.concat(), tls.concat()], alone.to_vec())
+    let streams = [0, 1, 3].map(|bits| [&[bits][..], &requests.concat()].concat());
+    (vec![modern.concat(), old.concat(), tls.concat()], streams.to_vec())
 }

@@ -176,13 +176,13 @@ impl<L: Read + Write> OptionState<'_, L> {
 
     fn info(&mut self, number: u32, data: &[u8]) -> io::Result<Option<NegotiationEnd>> {
         let mut parts = OptionParts(data);
-        let asked = (|| {
+        let request = (|| {
             let name = parts.text()?;
             let count = parts.u16()?;
-            let wanted: Option<Vec<u16>> = (0..count).map(|_| parts.u16()).collect();
-            wanted.filter(|_| parts.0.is_empty()).map(|wanted| (name, wanted))
+            let names: Option<Vec<u16>> = (0..count).map(|_| parts.u16()).collect();
+            names.filter(|_| parts.0.is_empty()).map(|names| (name, names))
         })();
-        let Some((name, wanted)) = asked else {
+        let Some((name, names)) = request else {
             return self.answer(number, reply::INVALID, b"").map(|()| None);
         };
         let Some(export) = self.find(name) else {
@@ -192,11 +192,11 @@ impl<L: Read + Write> OptionState<'_, L> {
         about.extend(export.device().size().to_be_bytes());
         about.extend(flags(&export, self.chosen.structured).to_be_bytes());
         self.answer(number, reply::INFO, &about)?;
-        if wanted.contains(&info::NAME) {
+        if names.contains(&info::NAME) {
             let name = [&info::NAME.to_be_bytes()[..], export.name().as_bytes()].concat();
             self.answer(number, reply::INFO, &name)?;
         }
-        if wanted.contains(&info::DESCRIPTION) {
+        if names.contains(&info::DESCRIPTION) {
             let text =
                 [&info::DESCRIPTION.to_be_bytes()[..], b"memfold: compressed memory"].concat();
             self.answer(number, reply::INFO, &text)?;
@@ -237,14 +237,16 @@ impl<L: Read + Write> OptionState<'_, L> {
 
     fn contexts(&mut self, number: u32, data: &[u8]) -> io::Result<()> {
         let mut parts = OptionParts(data);
-        let asked = (|| {
+        let request = (|| {
             let name = parts.text()?;
             let count = parts.u32()?;
             // The option bounds the number of queries, whatever number it states.
             let queries: Option<Vec<&[u8]>> = (0..count).map(|_| parts.text()).collect();
             queries.filter(|_| parts.0.is_empty()).map(|queries| (name, queries))
         })();
-        let Some((name, queries)) = asked else { return self.answer(number, reply::INVALID, b"") };
+        let Some((name, queries)) = request else {
+            return self.answer(number, reply::INVALID, b"");
+        };
         if !self.chosen.structured {
             return self.answer(number, reply::INVALID, b"Request structured replies first");
         }

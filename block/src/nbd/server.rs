@@ -97,8 +97,8 @@ impl NbdServer {
             (Some(_), true) => TlsPolicy::Demanded,
         };
         let listener = Arc::new(listener);
-        let (shared, own) = (self.shared.clone(), listener.clone());
-        let run = move || shared.accept_all(&own, security);
+        let (server, own) = (self.shared.clone(), listener.clone());
+        let run = move || server.accept_all(&own, security);
         self.threads.push(thread::Builder::new().name("memfold-accept".to_string()).spawn(run)?);
         self.listeners.push(listener);
         Ok(())
@@ -197,9 +197,9 @@ impl ServerState {
         let connection = ServerConnection::new(tls.0.clone()).map_err(io::Error::other)?;
         let mut link = StreamOwned::new(connection, socket);
         let outcome = negotiate::negotiate(&mut link, &self.exports, TlsPolicy::Spoken, no_zeroes)?;
-        if let NegotiationEnd::Transmit(agreed) = outcome {
+        if let NegotiationEnd::Transmit(options) = outcome {
             link.sock.set_deadline(None)?;
-            transmit(&mut link, &agreed)?;
+            transmit(&mut link, &options)?;
         }
         link.conn.send_close_notify();
         link.flush()
@@ -214,8 +214,11 @@ impl ServerState {
             clients = match patience {
                 None => self.changed.wait(clients).expect("nobody panics with the lock"),
                 Some(patience) => {
-                    let Some(left) = patience.checked_sub(begin.elapsed()) else { return };
-                    self.changed.wait_timeout(clients, left).expect("nobody panics with the lock").0
+                    let Some(time_left) = patience.checked_sub(begin.elapsed()) else { return };
+                    self.changed
+                        .wait_timeout(clients, time_left)
+                        .expect("nobody panics with the lock")
+                        .0
                 }
             };
         }

@@ -97,8 +97,8 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
             cmd::WRITE => self.write(request),
             cmd::BLOCK_STATUS => self.block_status(request),
             _ => {
-                let done = self.other(request);
-                self.simple(request, done)
+                let outcome = self.other(request);
+                self.simple(request, outcome)
             }
         }
     }
@@ -132,8 +132,8 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
                     NbdError::NoSpace
                 };
                 self.check_writable()?;
-                let done = export.device().zero(&mut self.io, request.offset, len, zeros);
-                done.map_err(|e| error_of(e, beyond))?;
+                let outcome = export.device().zero(&mut self.io, request.offset, len, zeros);
+                outcome.map_err(|e| error_of(e, beyond))?;
                 self.force(request)
             }
             _ => Err(NbdError::Invalid),
@@ -175,25 +175,25 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
         if request.len > PAYLOAD_MAX {
             return self.end(io::ErrorKind::InvalidData.into());
         }
-        let mut done = self.check_write(request);
-        let (mut offset, mut left) = (request.offset, request.len as usize);
-        while left > 0 {
-            let count = piece(self.agreed.export.device(), offset, left, self.input.room());
+        let mut outcome = self.check_write(request);
+        let (mut offset, mut rest) = (request.offset, request.len as usize);
+        while rest > 0 {
+            let count = piece(self.agreed.export.device(), offset, rest, self.input.room());
             self.wait_for_bytes(count)?;
-            if done.is_ok() {
-                let written = self.agreed.export.device().write(
+            if outcome.is_ok() {
+                let write_outcome = self.agreed.export.device().write(
                     &mut self.io,
                     offset,
                     &self.input.bytes()[..count],
                 );
-                done = written.map_err(|e| error_of(e, NbdError::NoSpace));
+                outcome = write_outcome.map_err(|e| error_of(e, NbdError::NoSpace));
             }
             self.input.consume(count);
             offset = offset.wrapping_add(count as u64);
-            left -= count;
+            rest -= count;
         }
-        let done = done.and_then(|()| self.force(request));
-        self.simple(request, done)
+        let outcome = outcome.and_then(|()| self.force(request));
+        self.simple(request, outcome)
     }
 
     fn check_write(&self, request: &NbdRequest) -> Result<(), NbdError> {
@@ -212,8 +212,8 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
     // Reads.
 
     fn read(&mut self, request: &NbdRequest) -> io::Result<()> {
-        let structured = self.agreed.structured;
-        let allowed = flag::FUA | if structured { flag::DF } else { 0 };
+        let is_structured = self.agreed.structured;
+        let allowed = flag::FUA | if is_structured { flag::DF } else { 0 };
         let is_whole = request.flags & flag::DF != 0;
         let makes_sense = request.flags & !allowed == 0 && request.len <= PAYLOAD_MAX;
         let error = if !makes_sense || is_beyond(self.agreed.export.device(), request) {
@@ -225,7 +225,7 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
         };
         match error {
             Some(error) => self.refuse_read(request, error),
-            None if structured => self.read_structured(request, is_whole),
+            None if is_structured => self.read_structured(request, is_whole),
             None => self.read_simple(request),
         }
     }
@@ -240,18 +240,18 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
 
     /// Pushes chunks of data and of zeros; an error in the place of the last chunk if a read fails.
     fn read_structured(&mut self, request: &NbdRequest, is_whole: bool) -> io::Result<()> {
-        let (mut offset, mut left) = (request.offset, request.len as usize);
-        if left == 0 {
+        let (mut offset, mut rest) = (request.offset, request.len as usize);
+        if rest == 0 {
             return self.push(ReplyHead::chunk(request.cookie, true, chunk::NONE, 0), 0);
         }
-        while left > 0 {
+        while rest > 0 {
             let count = match is_whole {
-                true => left,
-                false => piece(self.agreed.export.device(), offset, left, self.output.room()),
+                true => rest,
+                false => piece(self.agreed.export.device(), offset, rest, self.output.room()),
             };
-            let done = count == left;
+            let is_last = count == rest;
             let head = |kind, len| {
-                ReplyHead::chunk(request.cookie, done, kind, 8 + len).with(&offset.to_be_bytes())
+                ReplyHead::chunk(request.cookie, is_last, kind, 8 + len).with(&offset.to_be_bytes())
             };
             if !is_whole && self.is_zero(offset, count) {
                 let head = head(chunk::OFFSET_HOLE, 4).with(&(count as u32).to_be_bytes());
@@ -264,7 +264,7 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
                 }
             }
             offset += count as u64;
-            left -= count;
+            rest -= count;
         }
         Ok(())
     }
@@ -272,13 +272,13 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
     /// Pushes one head for all data. A read that fails after that ends the connection, because no
     /// error can be sent any more.
     fn read_simple(&mut self, request: &NbdRequest) -> io::Result<()> {
-        let (mut offset, mut left) = (request.offset, request.len as usize);
+        let (mut offset, mut rest) = (request.offset, request.len as usize);
         let mut head = ReplyHead::simple(request.cookie, None);
-        if left == 0 {
+        if rest == 0 {
             return self.push(head, 0);
         }
-        while left > 0 {
-            let count = piece(self.agreed.export.device(), offset, left, self.output.room());
+        while rest > 0 {
+            let count = piece(self.agreed.export.device(), offset, rest, self.output.room());
             match self.load(offset, count)? {
                 Ok(()) => self.output.push(head, count),
                 Err(error) if offset == request.offset => return self.refuse_read(request, error),
@@ -286,7 +286,7 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
             }
             head = ReplyHead::EMPTY;
             offset += count as u64;
-            left -= count;
+            rest -= count;
         }
         Ok(())
     }
@@ -307,8 +307,8 @@ impl<'a, L: Read + Write> NbdSession<'a, L> {
             self.output.send(self.link)?;
         }
         let to = self.output.data(len).expect("at most its room");
-        let read = self.agreed.export.device().read(&mut self.io, offset, to);
-        Ok(read.map_err(|e| error_of(e, NbdError::Invalid)))
+        let outcome = self.agreed.export.device().read(&mut self.io, offset, to);
+        Ok(outcome.map_err(|e| error_of(e, NbdError::Invalid)))
     }
 
     // Block status.

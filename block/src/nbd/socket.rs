@@ -119,12 +119,12 @@ impl NbdSocket {
     /// Gives the next read or write the time that is left.
     fn keep_deadline(&self) -> io::Result<()> {
         let Some(deadline) = self.deadline else { return Ok(()) };
-        let left = deadline.saturating_duration_since(Instant::now());
+        let time_left = deadline.saturating_duration_since(Instant::now());
         // A timeout of 0 is none.
-        if left.as_micros() == 0 {
+        if time_left.as_micros() == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.set_timeouts(Some(left))
+        self.set_timeouts(Some(time_left))
     }
 
     fn set_timeouts(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -142,7 +142,7 @@ impl NbdSocket {
 fn set(socket: BorrowedFd, option: libc::c_int, value: libc::c_int) -> bool {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the pointer leads to a local of the length that is given.
-    let done = unsafe {
+    let code = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -151,7 +151,7 @@ fn set(socket: BorrowedFd, option: libc::c_int, value: libc::c_int) -> bool {
             len,
         )
     };
-    done == 0
+    code == 0
 }
 
 impl Read for NbdSocket {

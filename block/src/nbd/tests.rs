@@ -80,8 +80,8 @@ fn is_gone(client: &mut NbdClient<UnixStream>) -> bool {
 fn client_that_never_ends_its_handshake_is_dropped() {
     let patience = Duration::from_millis(10);
     let exports = exports(2, 8 << 20);
-    let served = Served::with(|| NbdServer::with_patience(&exports, None, 1, patience));
-    let connect = || UnixStream::connect_addr(&served.address).unwrap();
+    let server = Served::with(|| NbdServer::with_patience(&exports, None, 1, patience));
+    let connect = || UnixStream::connect_addr(&server.address).unwrap();
     // On a busy machine even the greeting may be late.
     let greeted = || loop {
         if let Ok(client) = NbdClient::greet(connect()) {
@@ -94,14 +94,14 @@ fn client_that_never_ends_its_handshake_is_dropped() {
     // The client sends an option byte by byte, which takes far longer.
     let (mut drip, len) = (greeted(), 1_u32 << 20);
     let head = [&wire::OPTION_MAGIC.to_be_bytes()[..], &[0, 0, 0, 77], &len.to_be_bytes()].concat();
-    let mut sent = drip.link.write_all(&head).is_ok();
+    let mut is_sent = drip.link.write_all(&head).is_ok();
     for _ in 0..len {
-        sent = sent && drip.link.write_all(&[0]).is_ok();
+        is_sent = is_sent && drip.link.write_all(&[0]).is_ok();
     }
-    assert!(!sent && is_gone(&mut drip), "it was heard to its end");
+    assert!(!is_sent && is_gone(&mut drip), "it was heard to its end");
     // The client sends one option after the other, and never chooses.
-    let mut asking = greeted();
-    let is_heard = (0..len).all(|_| asking.option(option::LIST, &[]).is_ok());
+    let mut client = greeted();
+    let is_heard = (0..len).all(|_| client.option(option::LIST, &[]).is_ok());
     assert!(!is_heard, "it was heard for ever");
     // A client that has chosen is served for any time.
     let mut client = loop {
@@ -119,8 +119,8 @@ fn client_that_never_ends_its_handshake_is_dropped() {
 
 #[test]
 fn options_are_answered_as_the_protocol_says() {
-    let served = Served::new(&exports(2, 8 << 20), 4);
-    let mut client = served.connect();
+    let server = Served::new(&exports(2, 8 << 20), 4);
+    let mut client = server.connect();
     let (kind, names) = client.option(option::LIST, &[]).unwrap();
     assert_eq!((kind, names), (reply::ACK, vec![text(""), text("fixed")]));
     assert_eq!(client.option(option::LIST, b"x").unwrap().0, reply::INVALID);
@@ -178,10 +178,10 @@ fn options_are_answered_as_the_protocol_says() {
     assert_eq!(client.option(option::ABORT, &[]).unwrap().0, reply::ACK);
     assert!(is_gone(&mut client));
     // Invalid bytes end the connection, and so does an option that is far too long.
-    let mut client = served.connect();
+    let mut client = server.connect();
     client.link.write_all(&[7; 16]).unwrap();
     assert!(is_gone(&mut client));
-    let mut client = served.connect();
+    let mut client = server.connect();
     client
         .link
         .write_all(&[&wire::OPTION_MAGIC.to_be_bytes()[..], &[0, 0, 0, 3, 0x7f, 0, 0, 0]].concat())
@@ -191,8 +191,8 @@ fn options_are_answered_as_the_protocol_says() {
 
 #[test]
 fn oldest_export_option_works_with_simple_replies() {
-    let served = Served::new(&exports(2, 8 << 20), 4);
-    let mut client = served.connect();
+    let server = Served::new(&exports(2, 8 << 20), 4);
+    let mut client = server.connect();
     client.send_option(option::EXPORT_NAME, b"").unwrap();
     let mut about = [0; 10];
     client.link.read_exact(&mut about).unwrap();
@@ -212,7 +212,7 @@ fn oldest_export_option_works_with_simple_replies() {
     );
     assert_eq!(client.request(command::BLOCK_STATUS, 0, 0, 512, &[]).unwrap().error, EINVAL);
     assert_eq!(client.request(command::READ, 0, 0, 0, &[]).unwrap().error, 0);
-    let mut other = served.connect();
+    let mut other = server.connect();
     other.send_option(option::EXPORT_NAME, b"none").unwrap();
     assert!(is_gone(&mut other));
 }
@@ -222,9 +222,9 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
     let mut random = Random::new(seed(40));
     for order in [0, 2, 9] {
         let size = (3 << 20) + 512;
-        let served = Served::new(&exports(order, size as u64), 4);
-        let mut clients = [served.client(""), served.client("")];
-        let mut wanted = vec![0u8; size];
+        let server = Served::new(&exports(order, size as u64), 4);
+        let mut clients = [server.client(""), server.client("")];
+        let mut expected = vec![0u8; size];
         for turn in 0..300 {
             let client = &mut clients[turn % 2];
             let most = random.pick(&[512, 5000, 70_000, 1 << 20]);
@@ -243,18 +243,18 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
                         continue;
                     }
                     assert_eq!(answer.error, 0);
-                    assert!(answer.data == wanted[range], "{at}, {len} bytes, order {order}");
+                    assert!(answer.data == expected[range], "{at}, {len} bytes, order {order}");
                     assert!(flags == 0 || answer.chunks == 1);
                 }
                 3..6 => {
-                    fill(&mut random, &mut wanted[range.clone()]);
+                    fill(&mut random, &mut expected[range.clone()]);
                     let answer = client
-                        .request(command::WRITE, fua, at as u64, len as u32, &wanted[range])
+                        .request(command::WRITE, fua, at as u64, len as u32, &expected[range])
                         .unwrap();
                     assert_eq!(answer.error, 0);
                 }
                 6 => {
-                    wanted[range].fill(0);
+                    expected[range].fill(0);
                     assert_eq!(
                         client
                             .request(command::TRIM, fua, at as u64, len as u32, &[])
@@ -264,7 +264,7 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
                     );
                 }
                 _ => {
-                    wanted[range].fill(0);
+                    expected[range].fill(0);
                     let flags =
                         fua | random.pick(&[0, flag::NO_HOLE]) | random.pick(&[0, flag::FAST_ZERO]);
                     let answer = client
@@ -275,7 +275,7 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
             }
         }
         let answer = clients[0].request(command::READ, 0, 0, size as u32, &[]).unwrap();
-        assert!(answer.data == wanted);
+        assert!(answer.data == expected);
         for client in &mut clients {
             assert_eq!(client.request(command::FLUSH, 0, 0, 0, &[]).unwrap().error, 0);
             assert_eq!(client.request(command::CACHE, 0, 0, 4096, &[]).unwrap().error, 0);
@@ -285,8 +285,8 @@ fn random_requests_are_what_a_vector_of_bytes_says() {
 
 #[test]
 fn zeros_and_holes_are_told_and_not_sent() {
-    let served = Served::new(&exports(2, 64 << 20), 4);
-    let mut client = served.client("");
+    let server = Served::new(&exports(2, 64 << 20), 4);
+    let mut client = server.client("");
     client.request(command::WRITE, 0, 4 << 20, 3 * PAGE as u32, &[7; 3 * PAGE]).unwrap();
     client.request(command::WRITE_ZEROES, flag::NO_HOLE, 8 << 20, 1 << 20, &[]).unwrap();
     let (hole, zero) = (allocation::HOLE | allocation::ZERO, allocation::ZERO);
@@ -323,16 +323,16 @@ fn zeros_and_holes_are_told_and_not_sent() {
         );
     }
     // A client that did not choose the context gets none.
-    let mut other = served.connect();
+    let mut other = server.connect();
     other.structured = other.option(option::STRUCTURED_REPLY, &[]).unwrap().0 == reply::ACK;
     assert_eq!(other.option(option::GO, &info("", &[])).unwrap().0, reply::ACK);
     assert_eq!(other.request(command::BLOCK_STATUS, 0, 0, 512, &[]).unwrap().error, EINVAL);
 }
 
 #[test]
-fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
-    let served = Served::new(&exports(2, 1 << 20), 4);
-    let mut client = served.client("");
+fn impossible_request_is_an_error_and_the_connection_goes_on() {
+    let server = Served::new(&exports(2, 1 << 20), 4);
+    let mut client = server.client("");
     let end = 1 << 20;
     client.request(command::WRITE, 0, end - 512, 512, &[9; 512]).unwrap();
     for (command, flags, offset, len, error) in [
@@ -368,22 +368,22 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
         client.request(command::READ, 0, 0, end as u32, &[]).unwrap().data == whole,
         "a refused write changed a byte"
     );
-    let mut fixed = served.client("fixed");
+    let mut client_fixed = server.client("fixed");
     for command in [command::WRITE_ZEROES, command::TRIM] {
-        assert_eq!(fixed.request(command, 0, 0, 512, &[]).unwrap().error, EPERM);
+        assert_eq!(client_fixed.request(command, 0, 0, 512, &[]).unwrap().error, EPERM);
     }
     assert_eq!(
-        fixed.request(command::WRITE, 0, 0, 600_000, &vec![1; 600_000]).unwrap().error,
+        client_fixed.request(command::WRITE, 0, 0, 600_000, &vec![1; 600_000]).unwrap().error,
         EPERM
     );
-    assert_eq!(fixed.request(command::READ, 0, 0, 4096, &[]).unwrap().data, [0; 4096]);
+    assert_eq!(client_fixed.request(command::READ, 0, 0, 4096, &[]).unwrap().data, [0; 4096]);
     // Invalid bytes end the connection, after the requests before them are answered.
     client.send(command::READ, 0, end - 512, 512, &[]).unwrap();
     client.link.write_all(&[0; 28]).unwrap();
     assert_eq!(client.receive(command::READ, end - 512, 512).unwrap().data, [9; 512]);
     assert!(is_gone(&mut client));
     // A payload that is far too long ends it, too.
-    let mut client = served.client("");
+    let mut client = server.client("");
     client.send(command::WRITE, 0, 0, u32::MAX, &[]).unwrap();
     assert!(is_gone(&mut client));
 }
@@ -391,8 +391,8 @@ fn what_can_not_be_done_is_an_error_and_the_connection_goes_on() {
 #[test]
 fn the_longest_payloads_come_through_with_blocks_of_every_size() {
     for order in [0, 4, 9] {
-        let served = Served::new(&exports(order, 40 << 20), 4);
-        let mut client = served.client("");
+        let server = Served::new(&exports(order, 40 << 20), 4);
+        let mut client = server.client("");
         let mut bytes = vec![0; 32 << 20];
         fill(&mut Random::new(41), &mut bytes);
         assert_eq!(client.request(command::WRITE, 0, 4096, 32 << 20, &bytes).unwrap().error, 0);
@@ -406,12 +406,12 @@ fn the_longest_payloads_come_through_with_blocks_of_every_size() {
 #[test]
 fn concurrent_clients_lose_no_byte_when_one_dies_in_a_write() {
     let exports = exports(2, 16 << 20);
-    let served = Served::new(&exports, 8);
+    let server = Served::new(&exports, 8);
     thread::scope(|scope| {
         for n in 0..4u64 {
-            let served = &served;
+            let server = &server;
             scope.spawn(move || {
-                let (mut client, mut random) = (served.client(""), Random::new(n));
+                let (mut client, mut random) = (server.client(""), Random::new(n));
                 let mut own = vec![0u8; 4 << 20];
                 for _ in 0..60 {
                     let len = 1 + random.below(100_000);
@@ -421,15 +421,15 @@ fn concurrent_clients_lose_no_byte_when_one_dies_in_a_write() {
                     client
                         .request(command::WRITE, 0, offset, len as u32, &own[at..at + len])
                         .unwrap();
-                    let other = served.client("");
+                    let other = server.client("");
                     drop(other);
                 }
                 let answer = client.request(command::READ, 0, n << 22, 4 << 20, &[]).unwrap();
                 assert!(answer.data == own, "client {n}");
                 // The client sends half of a write, and disconnects.
-                let mut broken = served.client("");
-                broken.send(command::WRITE, 0, n << 22, 4 << 20, &own[..1 << 20]).unwrap();
-                drop(broken);
+                let mut client_broken = server.client("");
+                client_broken.send(command::WRITE, 0, n << 22, 4 << 20, &own[..1 << 20]).unwrap();
+                drop(client_broken);
                 let answer = client.request(command::READ, 0, n << 22, 4 << 20, &[]).unwrap();
                 assert!(answer.data == own, "client {n}: the same bytes, so nothing has changed");
             });
@@ -443,28 +443,28 @@ fn concurrent_clients_lose_no_byte_when_one_dies_in_a_write() {
 
 #[test]
 fn a_client_beyond_the_most_waits_for_a_place() {
-    let served = Served::new(&exports(2, 1 << 20), 1);
-    let mut first = served.client("");
+    let server = Served::new(&exports(2, 1 << 20), 1);
+    let mut first = server.client("");
     let second = thread::scope(|scope| {
-        let waits = scope.spawn(|| served.client(""));
+        let waits = scope.spawn(|| server.client(""));
         for _ in 0..50 {
             assert_eq!(first.request(command::READ, 0, 0, 512, &[]).unwrap().error, 0);
         }
-        assert_eq!(served.server.as_ref().unwrap().connections(), (1, 1));
+        assert_eq!(server.server.as_ref().unwrap().connections(), (1, 1));
         drop(first);
         waits.join().unwrap()
     });
-    assert_eq!(served.server.as_ref().unwrap().connections(), (1, 2));
+    assert_eq!(server.server.as_ref().unwrap().connections(), (1, 2));
     drop(second);
 }
 
 #[test]
 fn a_server_that_ends_answers_what_it_has_taken() {
     let exports = exports(2, 8 << 20);
-    let served = Served::new(&exports, 4);
-    let mut client = served.client("");
+    let server = Served::new(&exports, 4);
+    let mut client = server.client("");
     client.send(command::WRITE, 0, 0, 1 << 20, &[3; 1 << 20]).unwrap();
-    let idle = served.client("");
+    let idle = server.client("");
     // When the first byte of the reply arrives, the request was accepted.
     assert_eq!(client.receive(command::WRITE, 0, 1 << 20).unwrap().error, 0);
     client.send(command::READ, 0, 0, 8 << 20, &[]).unwrap();
@@ -474,7 +474,7 @@ fn a_server_that_ends_answers_what_it_has_taken() {
         let mut rest = Vec::new();
         client.link.read_to_end(&mut rest).map(|_| rest.len())
     });
-    drop(served);
+    drop(server);
     assert!(reader.join().unwrap().unwrap() >= 1 << 20, "the data that was there");
     drop(idle);
 }
@@ -484,8 +484,8 @@ fn a_port_that_others_can_reach_needs_tls() {
     let exports = exports(2, 1 << 20);
     let mut server = NbdServer::new(&exports, None, 1);
     let everywhere = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-    let refused = server.listen(SocketListener::Tcp(everywhere)).unwrap_err();
-    assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+    let refusal = server.listen(SocketListener::Tcp(everywhere)).unwrap_err();
+    assert_eq!(refusal.kind(), io::ErrorKind::PermissionDenied);
     server
         .listen(SocketListener::Tcp(std::net::TcpListener::bind("127.0.0.1:0").unwrap()))
         .unwrap();

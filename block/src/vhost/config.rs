@@ -61,28 +61,28 @@ pub(super) fn config(export: &Export, offset: u32, size: u32) -> Vec<u8> {
 
 fn space(export: &Export) -> [u8; SPACE_BYTES] {
     let sector = export.sector_bytes();
-    let preferred = export.preferred_bytes();
-    let physical = preferred.min(4096).max(sector);
+    let preferred_bytes = export.preferred_bytes();
+    let physical = preferred_bytes.min(4096).max(sector);
     let mut space = [0; SPACE_BYTES];
-    let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
-    put(offset_of!(Space, capacity), &(export.device().size() / SECTOR_BYTES).to_le_bytes());
-    put(offset_of!(Space, seg_max), &SEGMENTS_MAX.to_le_bytes());
-    put(offset_of!(Space, blk_size), &sector.to_le_bytes());
-    put(offset_of!(Space, physical_block_exp), &[(physical / sector).ilog2() as u8]);
-    put(offset_of!(Space, min_io_size), &((physical / sector) as u16).to_le_bytes());
-    put(offset_of!(Space, opt_io_size), &(preferred / sector).to_le_bytes());
-    put(offset_of!(Space, num_queues), &(QUEUES_MAX as u16).to_le_bytes());
+    let mut copy = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+    copy(offset_of!(Space, capacity), &(export.device().size() / SECTOR_BYTES).to_le_bytes());
+    copy(offset_of!(Space, seg_max), &SEGMENTS_MAX.to_le_bytes());
+    copy(offset_of!(Space, blk_size), &sector.to_le_bytes());
+    copy(offset_of!(Space, physical_block_exp), &[(physical / sector).ilog2() as u8]);
+    copy(offset_of!(Space, min_io_size), &((physical / sector) as u16).to_le_bytes());
+    copy(offset_of!(Space, opt_io_size), &(preferred_bytes / sector).to_le_bytes());
+    copy(offset_of!(Space, num_queues), &(QUEUES_MAX as u16).to_le_bytes());
     if !export.is_read_only() {
-        put(offset_of!(Space, max_discard_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
-        put(offset_of!(Space, max_discard_seg), &(RANGES_MAX as u32).to_le_bytes());
+        copy(offset_of!(Space, max_discard_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
+        copy(offset_of!(Space, max_discard_seg), &(RANGES_MAX as u32).to_le_bytes());
         // Any range can be discarded; only whole pages free memory.
-        put(
+        copy(
             offset_of!(Space, discard_sector_alignment),
             &(physical / SECTOR_BYTES as u32).to_le_bytes(),
         );
-        put(offset_of!(Space, max_write_zeroes_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
-        put(offset_of!(Space, max_write_zeroes_seg), &(RANGES_MAX as u32).to_le_bytes());
-        put(offset_of!(Space, write_zeroes_may_unmap), &[1]);
+        copy(offset_of!(Space, max_write_zeroes_sectors), &RANGE_SECTORS_MAX.to_le_bytes());
+        copy(offset_of!(Space, max_write_zeroes_seg), &(RANGES_MAX as u32).to_le_bytes());
+        copy(offset_of!(Space, write_zeroes_may_unmap), &[1]);
     }
     space
 }

@@ -1,5 +1,5 @@
 //! The fuzz target: a guest's memory of any bytes. Built only for tests and fuzzers.
-use super::spans::Memory;
+use super::spans::GuestMap;
 use super::worker::{NextRequest, QueueWorker};
 use crate::device::{Device, DeviceMemory, MemorySettings};
 use crate::export::Export;
@@ -23,21 +23,21 @@ pub fn queue(data: &[u8]) {
     static DISK: OnceLock<Mutex<(Export, QueueWorker)>> = OnceLock::new();
     let mut disk = DISK.get_or_init(|| Mutex::new(disk())).lock().expect("it panics but once");
     let (export, worker) = &mut *disk;
-    let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
+    let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory");
     memory.write_slice(&data[..data.len().min(MEMORY)], GuestAddress(0)).expect("it is there");
     let mut queue = Queue::new(QUEUE_SIZE).expect("a size");
     queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS)).expect("aligned");
     queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).expect("aligned");
     queue.try_set_used_ring_address(GuestAddress(USED)).expect("aligned");
     queue.set_ready(true);
-    let mut served = 0;
+    let mut count = 0;
     // The guest's own requests may write more requests into its queue.
-    while served < 4 * QUEUE_SIZE
+    while count < 4 * QUEUE_SIZE
         && worker.serve_next(export, &memory, &mut queue) == NextRequest::Served
     {
-        served += 1;
+        count += 1;
     }
-    assert_eq!(queue.next_used(), served);
+    assert_eq!(queue.next_used(), count);
     assert!(worker.is_of_fixed_size());
     export.device().check().expect("the device's promises");
 }
@@ -64,31 +64,31 @@ mod tests {
     /// Returns requests of every kind, as a driver writes them: header, data, status.
     fn good() -> Vec<u8> {
         let mut all = vec![0; 0x8000];
-        let mut put = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
+        let mut copy = |at: usize, bytes: &[u8]| all[at..at + bytes.len()].copy_from_slice(bytes);
         for (n, kind) in [0_u32, 1, 4, 8, 11, 13].into_iter().enumerate() {
             let (first, header, data) = (2 * n, 0x400 + 64 * n, 0x1000 + 0x800 * n);
             let (len, flags) = [(513, 3), (512, 1), (1, 3), (21, 3), (16, 1), (16, 1)][n];
-            put(header, &kind.to_le_bytes());
-            put(header + 8, &(n as u64).to_le_bytes());
-            put(data, &(n as u64).to_le_bytes());
-            put(data + 8, &8_u32.to_le_bytes());
+            copy(header, &kind.to_le_bytes());
+            copy(header + 8, &(n as u64).to_le_bytes());
+            copy(data, &(n as u64).to_le_bytes());
+            copy(data + 8, &8_u32.to_le_bytes());
             let head = Descriptor::new(header as u64, 16, 1, first as u16 + 1);
-            put(16 * first, head.as_slice());
+            copy(16 * first, head.as_slice());
             let last = if flags & 2 != 0 { 0 } else { 1 };
-            put(
+            copy(
                 16 * (first + 1),
                 Descriptor::new(data as u64, len, flags & 2 | last, 12).as_slice(),
             );
-            put(0x104 + 2 * n, &(first as u16).to_le_bytes());
+            copy(0x104 + 2 * n, &(first as u16).to_le_bytes());
         }
-        put(16 * 12, Descriptor::new(0x700, 1, 2, 0).as_slice());
-        put(0x102, &6_u16.to_le_bytes());
+        copy(16 * 12, Descriptor::new(0x700, 1, 2, 0).as_slice());
+        copy(0x102, &6_u16.to_le_bytes());
         all
     }
 
     #[test]
     fn the_seed_is_right() {
-        let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         let (export, mut worker) = disk();
         memory.write_slice(&good(), GuestAddress(0)).unwrap();
         let mut ring = Queue::new(QUEUE_SIZE).unwrap();

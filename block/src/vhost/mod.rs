@@ -28,9 +28,9 @@ pub mod fuzz;
 mod tests;
 
 use crate::export::Export;
-use ring::SharedMemory;
+use ring::SharedGuestMap;
 use session::{VhostDisk, VhostSession};
-use spans::Memory;
+use spans::GuestMap;
 use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -106,27 +106,27 @@ impl VhostServer {
         threads: usize,
         turn: Duration,
     ) -> io::Result<VhostServer> {
-        let (waited, stop) = (Epoll::new()?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
+        let (epoll, stop) = (Epoll::new()?, EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         for fd in [listener.as_raw_fd(), stop.as_raw_fd()] {
-            waited.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
+            epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
         }
         let disk = Arc::new(VhostDisk::new(export, threads, turn));
-        let (stopping, connection) = (AtomicBool::new(false), Mutex::new(None));
+        let (is_stopping, connection) = (AtomicBool::new(false), Mutex::new(None));
         // It is polled only when a connection waits, but a connection that vanished must not block
         // it.
         listener.set_nonblocking(true)?;
         let listener = Mutex::new(Listener::from(listener));
-        Ok(VhostServer { listener, disk, waited, stop, stopping, connection })
+        Ok(VhostServer { listener, disk, waited: epoll, stop, stopping: is_stopping, connection })
     }
 
     /// Serves until [`VhostServer::stop`]. Calls `report` for every connection that breaks or fails.
     /// Neither ends the server, because the device's data would be lost.
     pub fn serve(&self, mut report: impl FnMut(&VhostError)) {
         loop {
-            let served = self
+            let outcome = self
                 .wait_for_connection()
                 .and_then(|more| if more { self.serve_one() } else { Ok(false) });
-            match served {
+            match outcome {
                 Ok(false) => return,
                 Ok(true) => {}
                 Err(broken) => report(&broken),
@@ -159,9 +159,9 @@ impl VhostServer {
     /// Serves the waiting connection to its end. Always returns `true`.
     fn serve_one(&self) -> Result<bool, VhostError> {
         let mut listener = self.listener.lock().expect("nobody panics with the lock");
-        let started =
+        let outcome =
             self.daemon().and_then(|mut daemon| daemon.start(&mut listener).map(|()| daemon));
-        let mut daemon = started.map_err(|error| {
+        let mut daemon = outcome.map_err(|error| {
             // The remaining threads would wait forever. If even that can't be changed, a later try
             // may succeed.
             if listener.accept().is_err() {
@@ -173,9 +173,9 @@ impl VhostServer {
         if self.stopping.load(SeqCst) {
             daemon.request_shutdown();
         }
-        let ended = daemon.wait();
+        let outcome = daemon.wait();
         *self.connection() = None;
-        match ended {
+        match outcome {
             // The crate returns this error when a VMM disconnects, also if it is killed.
             Err(Error::HandleRequest(Protocol::Disconnected | Protocol::PartialMessage))
             | Ok(()) => Ok(true),
@@ -184,7 +184,7 @@ impl VhostServer {
     }
 
     fn daemon(&self) -> Result<VhostUserDaemon<Arc<VhostSession>>, Error> {
-        let memory = SharedMemory::new(Memory::new());
+        let memory = SharedGuestMap::new(GuestMap::new());
         let session = Arc::new(
             VhostSession::new(self.disk.clone(), memory.clone()).map_err(Error::StartDaemon)?,
         );

@@ -1,5 +1,5 @@
 //! A request as a driver lays it out: a chain of descriptors, none of which is trusted.
-use super::spans::{GuestSpans, Memory, OutOfMemory};
+use super::spans::{GuestMap, GuestSpans, OutOfMemory};
 use virtio_bindings::virtio_blk as blk;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
@@ -93,13 +93,13 @@ impl VhostRequest {
     pub fn fill(&mut self, chain: impl Iterator<Item = Descriptor>) -> Result<(), RequestStatus> {
         self.readable.clear();
         self.writable.clear();
-        let (mut right, mut ended) = (true, false);
+        let (mut right, mut has_ended) = (true, false);
         for part in chain {
             right &= self.add(&part);
-            ended = !part.has_next();
+            has_ended = !part.has_next();
         }
         self.status = self.writable.take_last_byte();
-        if right && ended && self.status.is_some() { Ok(()) } else { Err(RequestStatus::Error) }
+        if right && has_ended && self.status.is_some() { Ok(()) } else { Err(RequestStatus::Error) }
     }
 
     fn add(&mut self, part: &Descriptor) -> bool {
@@ -114,16 +114,16 @@ impl VhostRequest {
     ///
     /// # Errors
     /// There is none, or its operation is unknown.
-    pub fn header(&mut self, memory: &Memory) -> Result<RequestHeader, RequestStatus> {
+    pub fn header(&mut self, memory: &GuestMap) -> Result<RequestHeader, RequestStatus> {
         let mut bytes = [0; HEADER_BYTES];
         self.readable.read(memory, &mut bytes)?;
         RequestHeader::parse(&bytes)
     }
 
     /// Writes the status, if there is room for it. Returns its length.
-    pub fn answer(&self, memory: &Memory, status: RequestStatus) -> u32 {
-        let written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
-        u32::from(written)
+    pub fn answer(&self, memory: &GuestMap, status: RequestStatus) -> u32 {
+        let is_written = self.status.is_some_and(|at| memory.write_obj(status as u8, at).is_ok());
+        u32::from(is_written)
     }
 }
 

@@ -1,5 +1,5 @@
 //! A queue of the crate `vhost-user-backend` whose thread no VMM can block.
-use super::spans::Memory;
+use super::spans::GuestMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -8,20 +8,20 @@ use virtio_queue::Error;
 use vm_memory::GuestMemoryAtomic;
 
 /// The guest's memory, which may be replaced.
-pub(super) type SharedMemory = GuestMemoryAtomic<Memory>;
+pub(super) type SharedGuestMap = GuestMemoryAtomic<GuestMap>;
 
 /// The crate's queue without its event. The crate reads the event in the thread that serves the
 /// queue. If another thread had read it first, that thread would sleep for good or end, and a VMM
 /// may give two queues one event. Here the thread never sleeps, and a missing event is no error.
 #[derive(Clone)]
-pub(super) struct VhostRing(VringMutex<SharedMemory>);
+pub(super) struct VhostRing(VringMutex<SharedGuestMap>);
 
-impl<'a> VringStateGuard<'a, SharedMemory> for VhostRing {
-    type G = <VringMutex<SharedMemory> as VringStateGuard<'a, SharedMemory>>::G;
+impl<'a> VringStateGuard<'a, SharedGuestMap> for VhostRing {
+    type G = <VringMutex<SharedGuestMap> as VringStateGuard<'a, SharedGuestMap>>::G;
 }
 
-impl<'a> VringStateMutGuard<'a, SharedMemory> for VhostRing {
-    type G = <VringMutex<SharedMemory> as VringStateMutGuard<'a, SharedMemory>>::G;
+impl<'a> VringStateMutGuard<'a, SharedGuestMap> for VhostRing {
+    type G = <VringMutex<SharedGuestMap> as VringStateMutGuard<'a, SharedGuestMap>>::G;
 }
 
 /// Methods of the crate's queue.
@@ -33,8 +33,8 @@ macro_rules! as_they_are {
     };
 }
 
-impl VringT<SharedMemory> for VhostRing {
-    fn new(memory: SharedMemory, size_max: u16) -> Result<VhostRing, Error> {
+impl VringT<SharedGuestMap> for VhostRing {
+    fn new(memory: SharedGuestMap, size_max: u16) -> Result<VhostRing, Error> {
         VringMutex::new(memory, size_max).map(VhostRing)
     }
 
@@ -50,11 +50,11 @@ impl VringT<SharedMemory> for VhostRing {
         }
     }
 
-    fn get_ref(&self) -> <Self as VringStateGuard<'_, SharedMemory>>::G {
+    fn get_ref(&self) -> <Self as VringStateGuard<'_, SharedGuestMap>>::G {
         self.0.get_ref()
     }
 
-    fn get_mut(&self) -> <Self as VringStateMutGuard<'_, SharedMemory>>::G {
+    fn get_mut(&self) -> <Self as VringStateMutGuard<'_, SharedGuestMap>>::G {
         self.0.get_mut()
     }
 

@@ -1,6 +1,6 @@
 //! One VMM's connection: the backend of the crate `vhost-user-backend`.
 use super::config;
-use super::ring::{SharedMemory, VhostRing};
+use super::ring::{SharedGuestMap, VhostRing};
 use super::worker::{NextRequest, QueueWorker};
 use crate::export::Export;
 use std::io;
@@ -98,7 +98,7 @@ enum PauseReason {
 /// A VMM's connection to a disk.
 pub(super) struct VhostSession {
     disk: Arc<VhostDisk>,
-    memory: SharedMemory,
+    memory: SharedGuestMap,
     exits: Vec<ThreadExit>,
     /// One for each thread.
     put_off: Vec<PutOff>,
@@ -107,7 +107,7 @@ pub(super) struct VhostSession {
 impl VhostSession {
     /// # Errors
     /// No more files can be open.
-    pub fn new(disk: Arc<VhostDisk>, memory: SharedMemory) -> io::Result<VhostSession> {
+    pub fn new(disk: Arc<VhostDisk>, memory: SharedGuestMap) -> io::Result<VhostSession> {
         let exits = disk.workers.iter().map(|_| ThreadExit::new()).collect::<io::Result<_>>()?;
         let put_off = disk.workers.iter().map(|_| PutOff::new()).collect::<io::Result<_>>()?;
         Ok(VhostSession { disk, memory, exits, put_off })
@@ -212,7 +212,7 @@ impl VhostUserBackend for VhostSession {
     }
 
     /// Waits until no thread uses the old memory.
-    fn update_memory(&self, memory: SharedMemory) -> io::Result<()> {
+    fn update_memory(&self, memory: SharedGuestMap) -> io::Result<()> {
         for region in memory.memory().iter() {
             // SAFETY: the region is mapped while this thread holds the memory; unlocking changes no
             // byte. All mappings of this process may be locked, but the VMM decides about the

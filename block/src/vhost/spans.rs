@@ -2,7 +2,7 @@
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// A guest's memory, as its VMM shares it.
-pub(super) type Memory = GuestMemoryMmap<()>;
+pub(super) type GuestMap = GuestMemoryMmap<()>;
 
 /// The guest has no such memory, or fewer bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -70,25 +70,25 @@ impl GuestSpans {
     }
 
     /// Moves the first bytes into `to`.
-    pub fn read(&mut self, memory: &Memory, to: &mut [u8]) -> Result<(), OutOfMemory> {
-        let mut done = 0;
-        while done < to.len() {
-            let (at, count) = self.head(to.len() - done)?;
-            memory.read_slice(&mut to[done..][..count], at).map_err(|_| OutOfMemory)?;
+    pub fn read(&mut self, memory: &GuestMap, to: &mut [u8]) -> Result<(), OutOfMemory> {
+        let mut done_bytes = 0;
+        while done_bytes < to.len() {
+            let (at, count) = self.head(to.len() - done_bytes)?;
+            memory.read_slice(&mut to[done_bytes..][..count], at).map_err(|_| OutOfMemory)?;
             self.advance(count);
-            done += count;
+            done_bytes += count;
         }
         Ok(())
     }
 
     /// Overwrites the first bytes with `from`, and removes them.
-    pub fn write(&mut self, memory: &Memory, from: &[u8]) -> Result<(), OutOfMemory> {
-        let mut done = 0;
-        while done < from.len() {
-            let (at, count) = self.head(from.len() - done)?;
-            memory.write_slice(&from[done..][..count], at).map_err(|_| OutOfMemory)?;
+    pub fn write(&mut self, memory: &GuestMap, from: &[u8]) -> Result<(), OutOfMemory> {
+        let mut done_bytes = 0;
+        while done_bytes < from.len() {
+            let (at, count) = self.head(from.len() - done_bytes)?;
+            memory.write_slice(&from[done_bytes..][..count], at).map_err(|_| OutOfMemory)?;
             self.advance(count);
-            done += count;
+            done_bytes += count;
         }
         Ok(())
     }

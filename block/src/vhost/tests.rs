@@ -1,9 +1,9 @@
 //! Valid and invalid requests of a guest to a device.
 use super::config::QUEUE_SIZE_MAX;
 use super::request::{DESCRIPTORS_MAX, RANGES_MAX};
-use super::ring::{SharedMemory, VhostRing};
+use super::ring::{SharedGuestMap, VhostRing};
 use super::session::{PUT_OFF, VhostDisk, VhostSession};
-use super::spans::Memory;
+use super::spans::GuestMap;
 use super::worker::{NextRequest, QueueWorker};
 use crate::device::{Device, DeviceMemory, MemorySettings, RangeStatus, SECTOR_BYTES};
 use crate::export::Export;
@@ -38,7 +38,7 @@ const NONE: u8 = 0xee;
 struct Guest {
     export: Export,
     worker: QueueWorker,
-    memory: Memory,
+    memory: GuestMap,
     queue: Queue,
     sent: u16,
     /// Position of the next bytes.
@@ -65,7 +65,7 @@ impl Guest {
             DeviceMemory::new(&MemorySettings { pools: 1, ..MemorySettings::default() }).unwrap();
         let device = Device::new(&backing, SIZE).unwrap();
         let export = Export::new("a disk with quite a long name", device, read_only, 512);
-        let memory = Memory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        let memory = GuestMap::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         let mut queue = Queue::new(QUEUE_SIZE_MAX as u16).unwrap();
         queue.try_set_desc_table_address(GuestAddress(DESCRIPTORS)).unwrap();
         queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)).unwrap();
@@ -172,15 +172,15 @@ const DISCARD: u32 = blk::VIRTIO_BLK_T_DISCARD;
 const ZEROES: u32 = blk::VIRTIO_BLK_T_WRITE_ZEROES;
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     let mut guest = Guest::new();
     let bytes: Vec<u8> = (0..3 * 512_u32).map(|n| (n * 7 + n / 256) as u8).collect();
     assert_eq!(guest.ask(&[Says(&header(WRITES, 5)), Says(&bytes), Takes(1)]), [OK]);
     assert_eq!(guest.used_bytes(), 1);
     assert_eq!(guest.device(5 * 512, bytes.len()), bytes);
-    let read = guest.ask(&[Says(&header(READ, 5)), Takes(3 * 512), Takes(1)]);
+    let answer = guest.ask(&[Says(&header(READ, 5)), Takes(3 * 512), Takes(1)]);
     assert_eq!(guest.used_bytes(), 3 * 512 + 1);
-    assert_eq!(read, [&bytes[..], &[OK]].concat());
+    assert_eq!(answer, [&bytes[..], &[OK]].concat());
 }
 
 #[test]
@@ -215,8 +215,8 @@ fn a_request_larger_than_what_is_copied_at_once_is_whole() {
     let stats = guest.export.device().stats();
     // No block was split except the first and the last, which the request does not cover.
     assert_eq!(stats.block_writes, SIZE / guest.export.device().block_bytes() as u64 - 2);
-    let read = guest.ask(&[Says(&header(READ, 1)), Takes(bytes.len() as u32), Takes(1)]);
-    assert!(read == [&bytes[..], &[OK]].concat());
+    let answer = guest.ask(&[Says(&header(READ, 1)), Takes(bytes.len() as u32), Takes(1)]);
+    assert!(answer == [&bytes[..], &[OK]].concat());
 }
 
 #[test]
@@ -240,8 +240,8 @@ fn beyond_the_end_nothing_is_read_or_written() {
             ERROR,
             "{sector}"
         );
-        let read = guest.ask(&[Says(&header(READ, sector)), Takes(1024), Takes(1)]);
-        assert_eq!(read, [&[NONE; 1024][..], &[ERROR]].concat(), "{sector}");
+        let answer = guest.ask(&[Says(&header(READ, sector)), Takes(1024), Takes(1)]);
+        assert_eq!(answer, [&[NONE; 1024][..], &[ERROR]].concat(), "{sector}");
         let zeroes = range(sector, 2, 0);
         assert_eq!(
             guest.status(&[Says(&header(ZEROES, 0)), Says(&zeroes), Takes(1)]),
@@ -376,7 +376,7 @@ fn more_descriptors_than_a_queue_has_are_refused() {
 }
 
 #[test]
-fn what_makes_no_request_is_an_error() {
+fn chain_without_a_request_is_an_error() {
     let mut guest = Guest::new();
     assert_eq!(guest.status(&[Takes(1)]), ERROR);
     assert_eq!(guest.status(&[Says(&[0; 15]), Takes(1)]), ERROR);
@@ -390,7 +390,7 @@ fn what_makes_no_request_is_an_error() {
 }
 
 #[test]
-fn what_is_not_known_is_said_to_be_so() {
+fn unknown_requests_are_reported_as_unsupported() {
     let mut guest = Guest::new();
     for kind in
         [2, 3, 5, 12, blk::VIRTIO_BLK_T_SECURE_ERASE, blk::VIRTIO_BLK_T_ZONE_REPORT, u32::MAX]
@@ -416,7 +416,7 @@ fn discarding_and_zeroing_are_exact_to_the_sector() {
     ] {
         let mut guest = Guest::new();
         guest.fill();
-        let mut wanted = guest.device(0, SIZE as usize);
+        let mut expected = guest.device(0, SIZE as usize);
         let ranges = [
             range(3, 5, flags),
             range(64, 64, flags),
@@ -424,15 +424,15 @@ fn discarding_and_zeroing_are_exact_to_the_sector() {
             range(7, 0, flags),
         ];
         assert_eq!(guest.status(&[Says(&header(kind, 0)), Says(&ranges.concat()), Takes(1)]), OK);
-        for zeroed in [3..8, 64..128, SIZE as usize / 512 - 1..SIZE as usize / 512] {
-            wanted[zeroed.start * 512..zeroed.end * 512].fill(0);
+        for range in [3..8, 64..128, SIZE as usize / 512 - 1..SIZE as usize / 512] {
+            expected[range.start * 512..range.end * 512].fill(0);
         }
-        assert!(guest.device(0, SIZE as usize) == wanted);
-        let found = |run, found| {
-            assert_eq!((run, found), (64 * 512, status));
+        assert!(guest.device(0, SIZE as usize) == expected);
+        let check = |run, run_status| {
+            assert_eq!((run, run_status), (64 * 512, status));
             false
         };
-        guest.export.device().status(64 * 512, 64 * 512, found).unwrap();
+        guest.export.device().status(64 * 512, 64 * 512, check).unwrap();
     }
 }
 
@@ -492,7 +492,7 @@ fn turn_of_a_queue_ends_although_it_has_more() {
         guest.memory.write_obj(Le16::from(0), GuestAddress(AVAILABLE + 4 + 2 * n)).unwrap();
     }
     guest.memory.write_obj(Le16::from(count), GuestAddress(AVAILABLE + 2)).unwrap();
-    let memory = SharedMemory::new(guest.memory.clone());
+    let memory = SharedGuestMap::new(guest.memory.clone());
     let ring = VhostRing::new(memory.clone(), QUEUE_SIZE_MAX as u16).unwrap();
     *ring.get_mut().get_queue_mut() = guest.queue;
     ring.set_enabled(true);
@@ -500,13 +500,13 @@ fn turn_of_a_queue_ends_although_it_has_more() {
     let session = VhostSession::new(disk, memory).unwrap();
     let rings = [ring];
     let serve = |event| session.handle_event(event, EventSet::IN, &rings, 0).unwrap();
-    let served = || guest.memory.read_obj::<Le16>(GuestAddress(USED + 2)).unwrap();
+    let used_count = || guest.memory.read_obj::<Le16>(GuestAddress(USED + 2)).unwrap();
     serve(0);
     for n in 1..=count {
-        assert_eq!(served(), n, "one request for each turn");
+        assert_eq!(used_count(), n, "one request for each turn");
         serve(PUT_OFF);
     }
-    assert_eq!(served(), count);
+    assert_eq!(used_count(), count);
     let mut status = [NONE];
     guest.memory.read_slice(&mut status, GuestAddress(answers[1].0)).unwrap();
     assert_eq!(status, [OK]);

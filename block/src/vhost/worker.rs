@@ -2,7 +2,7 @@
 use super::request::{
     DriverRange, RANGE_BYTES, RANGES_MAX, RequestKind, RequestStatus, VhostRequest,
 };
-use super::spans::Memory;
+use super::spans::GuestMap;
 use crate::device::{DeviceIo, IoError, SECTOR_BYTES, ZeroPolicy};
 use crate::export::Export;
 use memfold_os::page::PageBuffer;
@@ -61,15 +61,15 @@ impl QueueWorker {
     pub fn serve_next(
         &mut self,
         export: &Export,
-        memory: &Memory,
+        memory: &GuestMap,
         queue: &mut Queue,
     ) -> NextRequest {
         let Ok(mut heads) = queue.iter(memory) else { return NextRequest::Nonsense };
         let Some(chain) = heads.next() else { return NextRequest::Nothing };
         let head = chain.head_index();
-        let written = self.serve(export, memory, chain);
+        let length = self.serve(export, memory, chain);
         // Fails for a head that is not a descriptor, whose chain was empty.
-        if queue.add_used(memory, head, written).is_ok() {
+        if queue.add_used(memory, head, length).is_ok() {
             NextRequest::Served
         } else {
             NextRequest::Nonsense
@@ -81,18 +81,20 @@ impl QueueWorker {
     fn serve(
         &mut self,
         export: &Export,
-        memory: &Memory,
+        memory: &GuestMap,
         chain: impl Iterator<Item = Descriptor>,
     ) -> u32 {
-        let filled = self.request.fill(chain);
+        let outcome = self.request.fill(chain);
         let room = self.request.writable.len();
-        let status =
-            filled.and_then(|()| self.carry_out(export, memory)).err().unwrap_or(RequestStatus::Ok);
+        let status = outcome
+            .and_then(|()| self.carry_out(export, memory))
+            .err()
+            .unwrap_or(RequestStatus::Ok);
         // This fits, because a chain has at most 2^32 - 1 bytes.
         (room - self.request.writable.len()) as u32 + self.request.answer(memory, status)
     }
 
-    fn carry_out(&mut self, export: &Export, memory: &Memory) -> Result<(), RequestStatus> {
+    fn carry_out(&mut self, export: &Export, memory: &GuestMap) -> Result<(), RequestStatus> {
         let header = self.request.header(memory)?;
         let changes = matches!(
             header.kind,
@@ -114,7 +116,12 @@ impl QueueWorker {
         }
     }
 
-    fn read(&mut self, export: &Export, memory: &Memory, sector: u64) -> Result<(), RequestStatus> {
+    fn read(
+        &mut self,
+        export: &Export,
+        memory: &GuestMap,
+        sector: u64,
+    ) -> Result<(), RequestStatus> {
         let (mut at, end) = bytes(export, sector, self.request.writable.len())?;
         while at < end {
             let count = self.copied_at_once(at, end);
@@ -129,7 +136,7 @@ impl QueueWorker {
     fn write(
         &mut self,
         export: &Export,
-        memory: &Memory,
+        memory: &GuestMap,
         sector: u64,
     ) -> Result<(), RequestStatus> {
         let (mut at, end) = bytes(export, sector, self.request.readable.len())?;
@@ -154,7 +161,7 @@ impl QueueWorker {
     fn zero(
         &mut self,
         export: &Export,
-        memory: &Memory,
+        memory: &GuestMap,
         kind: RequestKind,
     ) -> Result<(), RequestStatus> {
         let len = self.request.readable.len() as usize;

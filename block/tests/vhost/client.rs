@@ -61,8 +61,8 @@ impl Client {
         let (file, memory) = shared(bytes);
         transport.map_mem_region(memory.as_ptr() as usize, bytes, file.as_raw_fd(), 0).unwrap();
         let memory = Arc::new(memory);
-        let shared: &mut VirtioBlkTransport = &mut *transport;
-        let mut all = VirtioBlkQueue::setup_queues(shared, queues, QUEUE_SIZE).unwrap();
+        let transport_ref: &mut VirtioBlkTransport = &mut *transport;
+        let mut all = VirtioBlkQueue::setup_queues(transport_ref, queues, QUEUE_SIZE).unwrap();
         all.iter_mut().for_each(|queue| queue.set_used_notif_enabled(true));
         let line = |(n, queue)| Line {
             queue,
@@ -136,9 +136,9 @@ impl Line {
     /// Waits for an answer. Returns its slot, and 0 or an error.
     pub fn answer(&mut self) -> (usize, i32) {
         loop {
-            if let Some(done) = self.queue.completions().next() {
+            if let Some(completion) = self.queue.completions().next() {
                 self.under_way -= 1;
-                return (done.context, done.ret);
+                return (completion.context, completion.ret);
             }
             self.done.read().unwrap();
         }

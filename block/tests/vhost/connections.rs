@@ -8,18 +8,18 @@ use std::thread;
 use vhost::VhostBackend;
 
 #[test]
-fn what_one_vmm_has_written_the_next_one_reads() {
-    let served = Served::new();
-    Client::new(&served, 1).line().write(4096, &[5; 4096]).unwrap();
-    assert_eq!(Client::new(&served, 2).lines[1].read(4096, 4096), Ok(vec![5; 4096]));
-    assert!(served.reports.lock().unwrap().is_empty());
+fn next_vmm_reads_the_data_of_the_last_one() {
+    let server = Served::new();
+    Client::new(&server, 1).line().write(4096, &[5; 4096]).unwrap();
+    assert_eq!(Client::new(&server, 2).lines[1].read(4096, 4096), Ok(vec![5; 4096]));
+    assert!(server.reports.lock().unwrap().is_empty());
 }
 
 #[test]
 fn vmm_that_dies_amid_requests_leaves_the_disk_intact() {
-    let served = Served::new();
+    let server = Served::new();
     for round in 0..20 {
-        let mut client = Client::new(&served, 1);
+        let mut client = Client::new(&server, 1);
         let at = |n: u64| (n * 65536) % SIZE;
         for n in 0..12 {
             client.line().put(0, &[round; 65536]);
@@ -27,7 +27,7 @@ fn vmm_that_dies_amid_requests_leaves_the_disk_intact() {
         }
         drop(client);
     }
-    let mut client = Client::new(&served, 1);
+    let mut client = Client::new(&server, 1);
     for n in 0..12 {
         let bytes = client.line().read(n * 65536, 65536).unwrap();
         assert!(
@@ -35,33 +35,33 @@ fn vmm_that_dies_amid_requests_leaves_the_disk_intact() {
             "a page of two rounds"
         );
     }
-    assert!(served.reports.lock().unwrap().is_empty());
+    assert!(server.reports.lock().unwrap().is_empty());
 }
 
 #[test]
 fn connections_leave_no_open_files_and_no_threads() {
-    let mut served = Served::new();
+    let mut server = Served::new();
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
-    let connect = |times| (0..times).for_each(|_| drop(Client::new(&served, 4)));
+    let connect = |times| (0..times).for_each(|_| drop(Client::new(&server, 4)));
     connect(2);
     // Other tests have their own files and threads, which come and go. A leak would grow with the
     // connections.
     let (files, threads) = (count("fd"), count("task"));
     connect(200);
-    served.stop();
+    server.stop();
     assert!(count("fd") < files + 150, "{} open files, {files} before", count("fd"));
     assert!(count("task") < threads + 150, "{} threads, {threads} before", count("task"));
 }
 
 #[test]
 fn one_vmm_is_served_at_a_time() {
-    let served = Served::new();
-    let mut first = Client::new(&served, 1);
-    let (connected, second) = mpsc::channel();
+    let server = Served::new();
+    let mut first = Client::new(&server, 1);
+    let (sender, second) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut second = Client::new(&served, 1);
-            connected.send(second.line().read(0, 4096).unwrap()).unwrap();
+            let mut second = Client::new(&server, 1);
+            sender.send(second.line().read(0, 4096).unwrap()).unwrap();
         });
         for byte in 0..50 {
             first.line().write(0, &[byte; 4096]).unwrap();
@@ -76,10 +76,10 @@ fn one_vmm_is_served_at_a_time() {
 fn a_server_stops_whatever_its_connection_does() {
     Served::new().stop();
     for queues in [0, 1, 4] {
-        let mut served = Served::new();
-        let client = (queues > 0).then(|| Client::new(&served, queues));
-        let idle = (queues == 0).then(|| UnixStream::connect(served.path()).unwrap());
-        served.stop();
+        let mut server = Served::new();
+        let client = (queues > 0).then(|| Client::new(&server, queues));
+        let idle = (queues == 0).then(|| UnixStream::connect(server.path()).unwrap());
+        server.stop();
         drop((client, idle));
     }
 }
@@ -112,12 +112,12 @@ fn a_vmm_that_connects_again_has_its_unanswered_requests_served() {
 
 #[test]
 fn a_queue_that_was_stopped_goes_on_where_it_was() {
-    let served = Served::new();
+    let server = Served::new();
     let memory = Memory::new();
     for n in 0..4 {
         memory.lay_out_write(0, n, u64::from(n), 0x60 + n as u8);
     }
-    let mut vmm = Vmm::new(&served, &memory);
+    let mut vmm = Vmm::new(&server, &memory);
     let kick = event();
     let call = vmm.start(&memory, 0, 0, &kick);
     memory.offer(0, 0, &[0, 3]);
@@ -131,15 +131,15 @@ fn a_queue_that_was_stopped_goes_on_where_it_was() {
     assert_eq!(memory.used(0), 2);
     let call = vmm.start(&memory, 0, 2, &kick);
     wait(&memory, 0, &call, 4);
-    assert_eq!(served.bytes(3 * 512, 512), [0x63; 512]);
+    assert_eq!(server.bytes(3 * 512, 512), [0x63; 512]);
 }
 
 /// A queue that always has more requests does not delay other queues, or the end of its thread.
 #[test]
 fn queues_of_one_thread_are_served_in_turns() {
-    let mut served = Served::in_turns();
+    let mut server = Served::in_turns();
     let memory = Memory::new();
-    let mut vmm = Vmm::new(&served, &memory);
+    let mut vmm = Vmm::new(&server, &memory);
     let kicks = [event(), event()];
     let calls = [0, 1].map(|queue| vmm.start(&memory, queue, 0, &kicks[queue as usize]));
     // Both queues hold all of their requests before the first kick.
@@ -156,5 +156,5 @@ fn queues_of_one_thread_are_served_in_turns() {
         wait(&memory, queue, &calls[queue as usize], count);
         assert!((0..count).all(|n| memory.status(queue, n) == 0));
     }
-    served.stop();
+    server.stop();
 }

@@ -30,10 +30,10 @@ fn message(request: u32, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn any_bytes_on_the_socket() {
-    let served = Served::new();
+    let server = Served::new();
     let mut random = Random::new(seed(5));
     for round in 0..300 {
-        let mut stream = UnixStream::connect(served.path()).unwrap();
+        let mut stream = UnixStream::connect(server.path()).unwrap();
         let len = random.below(64);
         let noise: Vec<u8> = (0..len).map(|_| random.word() as u8).collect();
         let bytes = match round % 3 {
@@ -48,24 +48,24 @@ fn any_bytes_on_the_socket() {
         let _ = stream.write_all(&bytes).and_then(|()| stream.shutdown(std::net::Shutdown::Write));
         let _ = stream.read_to_end(&mut Vec::new());
     }
-    is_served(&served);
-    assert!(!served.reports.lock().unwrap().is_empty());
+    is_served(&server);
+    assert!(!server.reports.lock().unwrap().is_empty());
 }
 
 #[test]
 fn a_message_that_says_it_is_huge_is_not_waited_for() {
-    let served = Served::new();
-    let mut stream = UnixStream::connect(served.path()).unwrap();
+    let server = Served::new();
+    let mut stream = UnixStream::connect(server.path()).unwrap();
     stream
         .write_all(&[5_u32.to_le_bytes(), 1_u32.to_le_bytes(), u32::MAX.to_le_bytes()].concat())
         .unwrap();
     assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
-    is_served(&served);
+    is_served(&server);
 }
 
 #[test]
 fn queues_of_any_bytes() {
-    let served = Served::new();
+    let server = Served::new();
     let mut random = Random::new(seed(6));
     for _ in 0..60 {
         let memory = Memory::new();
@@ -74,31 +74,31 @@ fn queues_of_any_bytes() {
         for n in 0..4 {
             memory.lay_out_write(0, n, 0, 1);
         }
-        let mut vmm = Vmm::new(&served, &memory);
+        let mut vmm = Vmm::new(&server, &memory);
         let kicks = [event(), event()];
-        let used = memory.used(0);
+        let used_ring = memory.used(0);
         let heads: Vec<u16> = (0..8).map(|_| random.below(20) as u16).collect();
-        memory.offer(0, used, &heads);
+        memory.offer(0, used_ring, &heads);
         for (queue, kick) in kicks.iter().enumerate() {
-            vmm.start(&memory, queue as u64, used, kick);
+            vmm.start(&memory, queue as u64, used_ring, kick);
             kick.write(1).unwrap();
         }
         // Answers after the queues are idle.
         for queue in 0..2 {
             vmm.frontend.get_vring_base(queue).unwrap();
         }
-        served.device.check().unwrap();
+        server.device.check().unwrap();
     }
-    is_served(&served);
+    is_served(&server);
 }
 
 /// Each event wakes the thread for both queues, but can be read only once. A thread that ended or
 /// slept after a failed read would answer no more, and this would wait forever.
 #[test]
 fn two_queues_may_have_one_event() {
-    let served = Served::with(false, 1);
+    let server = Served::with(false, 1);
     let memory = Memory::new();
-    let mut vmm = Vmm::new(&served, &memory);
+    let mut vmm = Vmm::new(&server, &memory);
     let kick = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).unwrap();
     let _calls = [0, 1].map(|queue| vmm.start(&memory, queue, 0, &kick));
     for n in 0..4 {
@@ -115,9 +115,9 @@ fn two_queues_may_have_one_event() {
 
 #[test]
 fn rings_outside_of_the_memory_are_refused() {
-    let served = Served::new();
+    let server = Served::new();
     let memory = Memory::new();
-    let mut vmm = Vmm::new(&served, &memory);
+    let mut vmm = Vmm::new(&server, &memory);
     let base = memory.region.as_ptr() as u64;
     for at in [0, base + MEMORY as u64, base + 1, u64::MAX - 15] {
         let config = VringConfigData {
@@ -131,17 +131,17 @@ fn rings_outside_of_the_memory_are_refused() {
         };
         let _ = vmm.frontend.set_vring_addr(0, &config);
         let _ = vmm.frontend.get_queue_num();
-        vmm = Vmm::new(&served, &memory);
+        vmm = Vmm::new(&server, &memory);
     }
     drop(vmm);
-    is_served(&served);
+    is_served(&server);
 }
 
 #[test]
 fn a_ring_that_ends_beyond_the_memory_is_not_served() {
-    let served = Served::new();
+    let server = Served::new();
     let memory = Memory::new();
-    let mut vmm = Vmm::new(&served, &memory);
+    let mut vmm = Vmm::new(&server, &memory);
     let at = memory.region.as_ptr() as u64 + MEMORY as u64 - 64;
     let config = VringConfigData {
         queue_max_size: 16,
@@ -161,5 +161,5 @@ fn a_ring_that_ends_beyond_the_memory_is_not_served() {
     kick.write(1).unwrap();
     assert_eq!(vmm.frontend.get_vring_base(0).unwrap(), 0);
     drop(vmm);
-    is_served(&served);
+    is_served(&server);
 }

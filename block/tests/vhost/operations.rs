@@ -16,9 +16,9 @@ fn noise(random: &mut Random, len: usize) -> Vec<u8> {
 
 /// Compares random requests of all kinds with a vector of bytes.
 fn compare(features: VirtioFeatureFlags) {
-    let served = Served::new();
-    let mut client = Client::with(&served, 1, features);
-    let (mut random, mut wanted) = (Random::new(seed(1)), vec![0; SIZE as usize]);
+    let server = Served::new();
+    let mut client = Client::with(&server, 1, features);
+    let (mut random, mut expected) = (Random::new(seed(1)), vec![0; SIZE as usize]);
     for _ in 0..600 {
         let len = match random.below(4) {
             0 => 512 * (1 + random.below(16)),
@@ -28,25 +28,25 @@ fn compare(features: VirtioFeatureFlags) {
         };
         let grain = random.pick(&[512, 4096, 16384]);
         let at = random.below((SIZE as usize - len) / grain) * grain;
-        let (line, wanted) = (client.line(), &mut wanted[at..at + len]);
+        let (line, part) = (client.line(), &mut expected[at..at + len]);
         match random.below(8) {
             0 => {
                 line.discard(at as u64, len as u64).unwrap();
-                wanted.fill(0);
+                part.fill(0);
             }
             1 => {
                 line.write_zeroes(at as u64, len as u64, random.below(2) == 0).unwrap();
-                wanted.fill(0);
+                part.fill(0);
             }
-            2 | 3 => assert!(line.read(at as u64, len).unwrap() == wanted, "{len} bytes at {at}"),
+            2 | 3 => assert!(line.read(at as u64, len).unwrap() == part, "{len} bytes at {at}"),
             4 => line.flush().unwrap(),
             _ => {
-                wanted.copy_from_slice(&noise(&mut random, len));
-                line.write(at as u64, wanted).unwrap();
+                part.copy_from_slice(&noise(&mut random, len));
+                line.write(at as u64, part).unwrap();
             }
         }
     }
-    assert!(served.bytes(0, SIZE as usize) == wanted);
+    assert!(server.bytes(0, SIZE as usize) == expected);
 }
 
 #[test]
@@ -61,9 +61,9 @@ fn driver_without_event_indices_or_indirect_tables_works() {
 
 #[test]
 fn queues_are_served_at_the_same_time() {
-    let served = Served::with(false, 3);
+    let server = Served::with(false, 3);
     // More queues than threads: two of them share one.
-    let mut client = Client::new(&served, 4);
+    let mut client = Client::new(&server, 4);
     let part = SIZE / 4;
     thread::scope(|scope| {
         for (n, line) in client.lines.iter_mut().enumerate() {
@@ -89,10 +89,10 @@ fn queues_are_served_at_the_same_time() {
                 }
                 let mut random = Random::new(n as u64 + 7);
                 for block in 0..blocks {
-                    let mut wanted = noise(&mut random, 8192);
-                    wanted[..8].copy_from_slice(&(first + block).to_le_bytes());
+                    let mut block_bytes = noise(&mut random, 8192);
+                    block_bytes[..8].copy_from_slice(&(first + block).to_le_bytes());
                     assert!(
-                        line.read(first + block * 8192, 8192).unwrap() == wanted,
+                        line.read(first + block * 8192, 8192).unwrap() == block_bytes,
                         "queue {n}, block {block}"
                     );
                 }
@@ -103,8 +103,8 @@ fn queues_are_served_at_the_same_time() {
 
 #[test]
 fn a_queue_full_of_requests_is_answered_whole() {
-    let served = Served::new();
-    let mut client = Client::new(&served, 1);
+    let server = Served::new();
+    let mut client = Client::new(&server, 1);
     client.line().write(0, &[7; 4096]).unwrap();
     for _ in 0..200 {
         for _ in 0..QUEUE_SIZE / 3 {
@@ -119,8 +119,8 @@ fn a_queue_full_of_requests_is_answered_whole() {
 
 #[test]
 fn the_disk_says_what_it_is() {
-    let served = Served::new();
-    let client = Client::new(&served, 1);
+    let server = Served::new();
+    let client = Client::new(&server, 1);
     let config = client.config();
     assert_eq!(u64::from(config.capacity), SIZE / 512);
     assert_eq!(u32::from(config.blk_size), 512);
@@ -141,8 +141,8 @@ fn the_disk_says_what_it_is() {
 
 #[test]
 fn a_disk_for_reading_only_says_so_and_refuses_writes() {
-    let served = Served::with(true, 1);
-    let mut client = Client::new(&served, 1);
+    let server = Served::with(true, 1);
+    let mut client = Client::new(&server, 1);
     let features = Feature::from_bits_truncate(client.transport.get_features());
     assert!(
         features.contains(Feature::RO)
@@ -156,8 +156,8 @@ fn a_disk_for_reading_only_says_so_and_refuses_writes() {
 
 #[test]
 fn beyond_the_end_is_an_error_and_the_next_request_is_none() {
-    let served = Served::new();
-    let mut client = Client::new(&served, 1);
+    let server = Served::new();
+    let mut client = Client::new(&server, 1);
     assert_eq!(client.line().write(SIZE - 512, &[1; 1024]), Err(EIO));
     assert_eq!(client.line().read(SIZE, 512), Err(EIO));
     assert_eq!(client.line().read(SIZE - 512, 512), Ok(vec![0; 512]));
@@ -165,12 +165,12 @@ fn beyond_the_end_is_an_error_and_the_next_request_is_none() {
 
 #[test]
 fn discarded_memory_comes_back() {
-    let served = Served::new();
-    let mut client = Client::new(&served, 1);
+    let server = Served::new();
+    let mut client = Client::new(&server, 1);
     let mut random = Random::new(3);
     for block in 0..8 {
         client.line().write(block * SLOT as u64, &random.noise(SLOT)).unwrap();
     }
     client.line().discard(0, 8 * SLOT as u64).unwrap();
-    assert_eq!(served.device.check().unwrap(), (0, 0), "objects are left");
+    assert_eq!(server.device.check().unwrap(), (0, 0), "objects are left");
 }

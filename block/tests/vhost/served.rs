@@ -51,7 +51,7 @@ impl Served {
         let reports = Arc::new(Mutex::new(Vec::new()));
         let thread = thread::spawn({
             let (server, reports) = (server.clone(), reports.clone());
-            move || server.serve(|broken| reports.lock().unwrap().push(broken.to_string()))
+            move || server.serve(|error| reports.lock().unwrap().push(error.to_string()))
         });
         Served { device, server, reports, path, thread: Some(thread) }
     }

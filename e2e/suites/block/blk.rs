@@ -22,9 +22,12 @@ fn files_copied_over_several_connections_come_out_equal() {
     works("nbdcopy", &["--connections=4", "--requests=16", &file, &blk.uri]);
     let back = blk.scratch.path("back");
     works("nbdcopy", &["--connections=4", &blk.uri, &back]);
-    let found = fs::read(&back).unwrap();
-    assert_eq!(found.len(), 64 << 20);
-    assert!(found[..bytes.len()] == bytes && found[bytes.len()..].iter().all(|byte| *byte == 0));
+    let file_bytes = fs::read(&back).unwrap();
+    assert_eq!(file_bytes.len(), 64 << 20);
+    assert!(
+        file_bytes[..bytes.len()] == bytes
+            && file_bytes[bytes.len()..].iter().all(|byte| *byte == 0)
+    );
     let map = works("nbdinfo", &["--map", &blk.uri]);
     assert!(map.lines().last().unwrap().ends_with("hole,zero"), "{map}");
     let list = works("nbdinfo", &["--list", "--json", &blk.uri]);
@@ -103,7 +106,7 @@ fn qemu_finds_its_patterns_also_across_discards_and_zeros() {
         commands.iter().for_each(|command| arguments.extend(["-c", command]));
         works("qemu-io", &[&arguments[..], &[uri]].concat())
     };
-    let said = io(
+    let output = io(
         &blk.uri,
         &[
             "write -P 0x11 0 1M",
@@ -123,13 +126,16 @@ fn qemu_finds_its_patterns_also_across_discards_and_zeros() {
             "flush",
         ],
     );
-    assert!(!said.contains("Pattern verification failed") && !said.contains("failed:"), "{said}");
+    assert!(
+        !output.contains("Pattern verification failed") && !output.contains("failed:"),
+        "{output}"
+    );
     let map = works("qemu-img", &["map", "--output=json", "-f", "raw", &blk.uri]);
     assert!(map.contains("\"data\": false"), "{map}");
-    let refused = run("qemu-io", &["-f", "raw", "-c", "write 0 512", &blk.export("fixed")]);
+    let refusal = run("qemu-io", &["-f", "raw", "-c", "write 0 512", &blk.export("fixed")]);
     assert!(
-        !refused.status.success()
-            && String::from_utf8_lossy(&refused.stderr).contains("Permission denied")
+        !refusal.status.success()
+            && String::from_utf8_lossy(&refusal.stderr).contains("Permission denied")
     );
 }
 
@@ -186,8 +192,8 @@ fn flushed_data_survives_a_kill_and_all_data_a_clean_end() {
     let io = |blk: &Blk, commands: &[&str]| {
         let mut arguments = vec!["-f", "raw", "--cache=none"];
         commands.iter().for_each(|command| arguments.extend(["-c", command]));
-        let said = works("qemu-io", &[&arguments[..], &[&blk.uri]].concat());
-        assert!(!said.contains("failed"), "{said}");
+        let output = works("qemu-io", &[&arguments[..], &[&blk.uri]].concat());
+        assert!(!output.contains("failed"), "{output}");
     };
     let mut blk = start(Scratch::new());
     // Each round kills the server after a flush, or after a write with FUA.
@@ -243,8 +249,8 @@ fn an_image_is_saved_and_loaded_with_all_its_devices() {
     let blk = Blk::start(&["--load", &image, "--read-only", "--codec", "zstd:1", "--block", "64K"]);
     let back = scratch.path("back");
     works("nbdcopy", &[&blk.uri, &back]);
-    let found = fs::read(&back).unwrap();
-    assert!(found.len() == 16 << 20 && found[..bytes.len()] == bytes);
+    let file_bytes = fs::read(&back).unwrap();
+    assert!(file_bytes.len() == 16 << 20 && file_bytes[..bytes.len()] == bytes);
     works("nbdcopy", &[&blk.export("b"), &back]);
     assert_eq!(fs::read(&back).unwrap()[..1000], [7; 1000]);
     assert!(works("nbdinfo", &[&blk.uri]).contains("is_read_only: true"));
@@ -256,7 +262,7 @@ fn an_image_is_saved_and_loaded_with_all_its_devices() {
 }
 
 #[test]
-fn what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room() {
+fn excess_data_goes_to_a_file_and_a_full_file_is_no_room() {
     if !have(&["nbdcopy", "fio"]) {
         return;
     }
@@ -307,21 +313,21 @@ fn it_is_asked_and_told_while_it_serves() {
     let bytes = real_bytes(24 << 20);
     let file = scratch.file("file", &bytes, 0o600);
     works("nbdcopy", &[&file, &blk.uri]);
-    let said = blk.asked(&["stat"]);
+    let answer = blk.asked(&["stat"]);
     assert!(
-        said.contains("export \"\": 64.0 MiB")
-            && said.contains("mm_stat: ")
-            && said.contains("bd_stat: "),
-        "{said}"
+        answer.contains("export \"\": 64.0 MiB")
+            && answer.contains("mm_stat: ")
+            && answer.contains("bd_stat: "),
+        "{answer}"
     );
     let figure = |group: &str, name: &str| blk.stat()[group][name].as_u64().unwrap();
-    let compressed = figure("mm_stat", "compr_data_size");
+    let compressed_bytes = figure("mm_stat", "compr_data_size");
     let answer: serde_json::Value =
         serde_json::from_str(&blk.asked(&["recompress", "--pick", "all", "--codec", "zstd:9"]))
             .unwrap();
     assert!(answer["smaller"].as_u64().unwrap() > 100, "{answer}");
     assert_eq!(
-        compressed - figure("mm_stat", "compr_data_size"),
+        compressed_bytes - figure("mm_stat", "compr_data_size"),
         answer["gained_bytes"].as_u64().unwrap()
     );
     blk.asked(&["idle"]);
@@ -360,16 +366,16 @@ fn it_is_asked_and_told_while_it_serves() {
     }
     let pid = blk.child.id().to_string();
     // Without a PID, `stat` finds the user's only server, or lists all of them.
-    let found = memfold(&binary(), &["blk", "stat"])
+    let output = memfold(&binary(), &["blk", "stat"])
         .env("XDG_RUNTIME_DIR", &blk.scratch.0)
         .output()
         .unwrap();
-    let said = [found.stdout, found.stderr].concat();
-    assert!(String::from_utf8_lossy(&said).contains(&pid), "{}", String::from_utf8_lossy(&said));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(String::from_utf8_lossy(&text).contains(&pid), "{}", String::from_utf8_lossy(&text));
     let scratch = blk.stop();
-    let mut gone = memfold(&binary(), &["blk", "stat", &pid]);
+    let mut question = memfold(&binary(), &["blk", "stat", &pid]);
     crate::common::assert_refused(
-        &gone.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap(),
+        &question.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap(),
         125,
         &[&pid, "no memfold blk"],
     );
@@ -419,11 +425,11 @@ fn a_file_system_made_and_filled_on_it_is_found_clean() {
     fs::create_dir(&files).unwrap();
     (0..20)
         .for_each(|n| fs::write(format!("{files}/{n}"), &bytes[n << 20..(n + 1) << 20]).unwrap());
-    let mounted = blk.scratch.path("mounted");
-    fs::create_dir(&mounted).unwrap();
-    let disk = format!("{mounted}/nbd");
-    let child = Command::new("nbdfuse").args([&mounted, &blk.uri]).spawn().unwrap();
-    let mut fuse = Fuse { child, mounted };
+    let mount_point = blk.scratch.path("mounted");
+    fs::create_dir(&mount_point).unwrap();
+    let disk = format!("{mount_point}/nbd");
+    let child = Command::new("nbdfuse").args([&mount_point, &blk.uri]).spawn().unwrap();
+    let mut fuse = Fuse { child, mounted: mount_point };
     while !fs::exists(&disk).unwrap_or(false) {
         if fuse.child.try_wait().unwrap().is_some() {
             eprintln!("SKIPPED, NOTHING WAS TESTED: nbdfuse can't mount here");
@@ -467,25 +473,25 @@ fn swap_safe_is_locked_in_memory_and_never_waits_for_its_own_io() {
     works("nbdcopy", &[&file, &blk.uri]);
     let pid = blk.child.id();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap().trim();
-    assert_ne!(locked, "0 kB");
+    let locked_size = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap().trim();
+    assert_ne!(locked_size, "0 kB");
     // PF_MEMALLOC_NOIO must be set on every thread if this user may set it (CAP_SYS_RESOURCE).
     let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
-    let wanted = u64::from_str_radix(capabilities, 16).unwrap() >> 24 & 1;
-    let wanted = wanted * 0x8_0000;
+    let has_right = u64::from_str_radix(capabilities, 16).unwrap() >> 24 & 1;
+    let right_bit = has_right * 0x8_0000;
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
         let flags: u64 =
             stat.rsplit_once(')').unwrap().1.split_whitespace().nth(6).unwrap().parse().unwrap();
-        assert_eq!(flags & 0x8_0000, wanted, "{stat}");
+        assert_eq!(flags & 0x8_0000, right_bit, "{stat}");
     }
     // The server still frees memory.
-    let held = || blk.stat()["mm_stat"]["mem_used_total"].as_u64().unwrap();
-    let full = held();
+    let held_bytes = || blk.stat()["mm_stat"]["mem_used_total"].as_u64().unwrap();
+    let full = held_bytes();
     let zeros = blk.scratch.file("zeros", vec![0; 8 << 20], 0o600);
     works("nbdcopy", &["--destination-is-zero", "--allocated", &zeros, &blk.uri]);
     blk.asked(&["compact"]);
-    assert!(held() < full / 2, "{full} -> {}", held());
+    assert!(held_bytes() < full / 2, "{full} -> {}", held_bytes());
     blk.stop();
 }
 
@@ -514,10 +520,10 @@ fn a_server_without_descriptors_sleeps_until_there_are_some() {
     let control = blk.scratch.path(&format!("memfold/{pid}.blk"));
     let waits = UnixStream::connect(control).unwrap();
     let before = cpu_ns(pid);
-    let begun = memfold_os::thread::cpu_ns();
-    while memfold_os::thread::cpu_ns() - begun < 300_000_000 {}
-    let taken = cpu_ns(pid) - before;
-    assert!(taken < 75_000_000, "{taken} ns in which a thread that spins gets 300 ms");
+    let start_ns = memfold_os::thread::cpu_ns();
+    while memfold_os::thread::cpu_ns() - start_ns < 300_000_000 {}
+    let cpu_time = cpu_ns(pid) - before;
+    assert!(cpu_time < 75_000_000, "{cpu_time} ns in which a thread that spins gets 300 ms");
     set_limit(1024);
     drop(waits);
     assert!(blk.stat()["exports"].is_array());

@@ -107,7 +107,7 @@ fn certificates(scratch: &Scratch, name: &str) -> String {
             .concat(),
     );
     for (who, usage) in [("server", "serverAuth"), ("client", "clientAuth")] {
-        let (own, request, signed) =
+        let (own, request, certificate) =
             (at(&format!("{who}-key.pem")), at("request"), at(&format!("{who}-cert.pem")));
         let extension = scratch.file(
             "ext",
@@ -118,8 +118,17 @@ fn certificates(scratch: &Scratch, name: &str) -> String {
             "openssl",
             &[&new[..], &["-subj", "/CN=localhost", "-keyout", &own, "-out", &request]].concat(),
         );
-        let sign =
-            ["x509", "-req", "-days", "2", "-CAcreateserial", "-in", &request, "-out", &signed];
+        let sign = [
+            "x509",
+            "-req",
+            "-days",
+            "2",
+            "-CAcreateserial",
+            "-in",
+            &request,
+            "-out",
+            &certificate,
+        ];
         works(
             "openssl",
             &[&sign[..], &["-CA", &ca, "-CAkey", &key, "-extfile", &extension]].concat(),

@@ -37,12 +37,12 @@ fn each_device_has_a_socket_of_its_own_until_the_server_ends() {
         blk.out.read_line(&mut line).unwrap();
         assert_eq!(line.trim(), format!("vhost-user-blk:{path}"));
     }
-    let (connected, offered) = features(&first);
-    assert_eq!(offered & READ_ONLY, 0);
+    let (feature_set, offer) = features(&first);
+    assert_eq!(offer & READ_ONLY, 0);
     assert_eq!(features(&second).1 & READ_ONLY, READ_ONLY);
     let _scratch = blk.stop();
     assert!(!fs::exists(&first).unwrap() && !fs::exists(&second).unwrap(), "sockets are left");
-    drop(connected);
+    drop(feature_set);
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn a_vmm_that_makes_no_sense_costs_a_line_and_no_disk() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     UnixStream::connect(&path).unwrap().write_all(&[0xff; 64]).unwrap();
-    let mut said = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
     assert!(
-        said.contains("--vhost") && said.contains(&path) && said.contains("protocol"),
-        "{said:?}"
+        line.contains("--vhost") && line.contains(&path) && line.contains("protocol"),
+        "{line:?}"
     );
     // The server survives a closed stderr.
     UnixStream::connect(&path).unwrap().write_all(&[0xff; 64]).unwrap();

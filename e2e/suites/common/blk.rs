@@ -108,16 +108,16 @@ pub fn text(output: &Output) -> String {
 /// Returns whether all these programs are installed. If not, prints a line, or fails under CI=true.
 pub fn have(programs: &[&str]) -> bool {
     let path = path();
-    let missing: Vec<_> = programs
+    let missing_programs: Vec<_> = programs
         .iter()
         .filter(|p| !std::env::split_paths(&path).any(|d| d.join(p).is_file()))
         .collect();
-    if !missing.is_empty() {
-        let text = format!("not installed: {missing:?} (scripts/setup programs)");
+    if !missing_programs.is_empty() {
+        let text = format!("not installed: {missing_programs:?} (scripts/setup programs)");
         assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
         eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
     }
-    missing.is_empty()
+    missing_programs.is_empty()
 }
 
 /// Runs a program to its end. It is killed when this test ends.

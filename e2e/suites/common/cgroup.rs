@@ -12,12 +12,12 @@ impl MemoryCgroup {
     /// Makes a cgroup below that of the test, or else below the root. Where that can't be, as for
     /// users and in containers, prints a line and returns `None`.
     pub fn new(limit_bytes: u64) -> Option<MemoryCgroup> {
-        let made =
+        let cgroup =
             parents().into_iter().find_map(|parent| MemoryCgroup::below(&parent, limit_bytes));
-        if made.is_none() {
+        if cgroup.is_none() {
             eprintln!("SKIPPED, NOTHING WAS TESTED: no memory cgroup can be made here");
         }
-        made
+        cgroup
     }
 
     fn below(parent: &Path, limit_bytes: u64) -> Option<MemoryCgroup> {
@@ -25,12 +25,12 @@ impl MemoryCgroup {
         let name = format!("memfold-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let folder = parent.join(name);
         fs::create_dir(&folder).ok()?;
-        let made = MemoryCgroup { folder };
-        let limit = |name: &str| made.folder.join(name);
+        let cgroup = MemoryCgroup { folder };
+        let limit = |name: &str| cgroup.folder.join(name);
         let limit = ["memory.max", "memory.limit_in_bytes"].map(limit);
         let file = limit.iter().find(|file| file.exists())?;
         fs::write(file, limit_bytes.to_string()).ok()?;
-        Some(made)
+        Some(cgroup)
     }
 
     /// Returns a script that moves itself into the cgroup and then executes its arguments.

@@ -10,11 +10,11 @@ use std::process::Output;
 #[track_caller]
 pub fn assert_figures(stats: &Value, said: &str, least_mib: u64) {
     let figure = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("no {name}: {stats}"));
-    let folded = figure("peak_folded_bytes") >> 20;
-    assert!(folded >= least_mib, "{folded} MiB folded at most, not {least_mib}: {said}");
+    let folded_mib = figure("peak_folded_bytes") >> 20;
+    assert!(folded_mib >= least_mib, "{folded_mib} MiB folded at most, not {least_mib}: {said}");
     assert_eq!(figure("calls_refused"), 0, "{said}");
     assert!(!said.contains("because of folded memory"), "{said}");
-    println!("{folded} MiB folded at most");
+    println!("{folded_mib} MiB folded at most");
 }
 
 /// Runs a command to its end in a `world` of [`managed_in`], and checks its figures by
@@ -29,12 +29,12 @@ pub fn folded_in(
     let scratch = open_scratch();
     let file = scratch.path("stats");
     let output = managed_in(world, &[flags, &["--stats-file", &file]].concat(), command)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let written = std::path::Path::new(&file).exists();
-    assert!(written, "{command:?} has no figures: {}: {said}", output.status);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let is_written = std::path::Path::new(&file).exists();
+    assert!(is_written, "{command:?} has no figures: {}: {errors}", output.status);
     let stats = json(&file);
-    println!("{command:?}: {}", said.trim());
-    assert_figures(&stats, &said, least_mib);
+    println!("{command:?}: {}", errors.trim());
+    assert_figures(&stats, &errors, least_mib);
     Some((output, stats))
 }
 
@@ -47,8 +47,8 @@ pub fn printed_in(
     command: &[&str],
 ) -> Option<Vec<u8>> {
     let (output, _) = folded_in(world, flags, least_mib, command)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {}: {said}", output.status);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {errors}", output.status);
     Some(output.stdout)
 }
 
@@ -93,9 +93,9 @@ pub fn assert_all_right(
     for promise in promises {
         let command = [program.path.as_str(), promise];
         let Some((output, _)) = folded_in(world, flags, least_mib, &command) else { return };
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {said}");
-        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name} {promise}: {errors}");
+        assert_eq!(output.stdout, b"right\n", "{name} {promise}: {errors}");
     }
     drop(program.scratch);
 }

@@ -55,8 +55,8 @@ fn with(directory: PathBuf, file: &str, package: &str) -> Option<PathBuf> {
 /// with another paging. Runs that name a paging keep it.
 fn asked_flags(arguments: &[&str]) -> Vec<String> {
     let is_run = matches!(arguments.first(), Some(&"run" | &"record")) && arguments.contains(&"--");
-    let asked = std::env::var("MEMFOLD_TEST_PAGING");
-    match asked {
+    let setting = std::env::var("MEMFOLD_TEST_PAGING");
+    match setting {
         Ok(paging) if is_run && !arguments.contains(&"--paging") => {
             vec!["--paging".to_string(), paging]
         }
@@ -68,11 +68,11 @@ fn asked_flags(arguments: &[&str]) -> Vec<String> {
 /// variables.
 pub fn memfold(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(directory.join("memfold"));
-    let asked = asked_flags(arguments);
-    let (first, rest) = arguments.split_at(!asked.is_empty() as usize);
+    let extra_flags = asked_flags(arguments);
+    let (first, rest) = arguments.split_at(!extra_flags.is_empty() as usize);
     command
         .args(first)
-        .args(asked)
+        .args(extra_flags)
         .args(rest)
         .env_remove("MEMFOLD_RUN")
         .env_remove("MEMFOLD_DISABLE")
@@ -161,13 +161,13 @@ pub fn make_unmanageable(scratch: &Scratch, program: &str) {
     const STACK: [u8; 4] = 0x6474_e551u32.to_le_bytes();
     let (mut elf, long) = (std::fs::read(program).unwrap(), (1u64 << 30).to_le_bytes());
     let at = (64..4096).step_by(8).find(|at| elf[*at..*at + 4] == STACK).unwrap();
-    let mut put = |offset: usize, bytes: &[u8]| {
+    let mut copy = |offset: usize, bytes: &[u8]| {
         elf[at + offset..at + offset + bytes.len()].copy_from_slice(bytes);
     };
-    put(0, &[1, 0, 0, 0, 4, 0, 0, 0]);
-    put(16, &(1u64 << 30).to_le_bytes());
-    put(32, &long);
-    put(40, &long);
+    copy(0, &[1, 0, 0, 0, 4, 0, 0, 0]);
+    copy(16, &(1u64 << 30).to_le_bytes());
+    copy(32, &long);
+    copy(40, &long);
     let name = program.rsplit('/').next().unwrap();
     scratch.file(name, elf, 0o755);
 }
@@ -193,13 +193,13 @@ pub fn managed(resident: &str, command: &[&str]) -> Option<Output> {
 pub fn managed_in(world: &str, flags: &[&str], command: &[&str]) -> Option<Output> {
     let bin = binaries()?;
     let arguments = [&["run", "--summary"], flags, &["--"], command].concat();
-    let mut started = memfold_in(world, &bin, &arguments);
+    let mut runner = memfold_in(world, &bin, &arguments);
     let scratch = Scratch::new();
     let (out, err) = (scratch.path("out"), scratch.path("err"));
-    started
+    runner
         .stdout(std::fs::File::create(&out).unwrap())
         .stderr(std::fs::File::create(&err).unwrap());
-    let mut child = started.spawn().unwrap();
+    let mut child = runner.spawn().unwrap();
     let begin = Instant::now();
     let status = loop {
         match child.try_wait().unwrap() {
@@ -320,10 +320,10 @@ pub fn unprivileged() -> &'static str {
 
 /// Returns whether worlds can be made here. If not, prints a line, or fails under CI=true.
 pub fn can_make_worlds() -> bool {
-    let done = Command::new("unshare")
+    let status = Command::new("unshare")
         .args(["-m", "sh", "-c", "mount --bind /dev/null /proc/meminfo"])
         .output();
-    let can = done.is_ok_and(|output| output.status.success());
+    let can = status.is_ok_and(|output| output.status.success());
     if !can {
         let text = "mount namespaces need root (CAP_SYS_ADMIN) and unshare of util-linux";
         assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");

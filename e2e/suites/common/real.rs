@@ -15,8 +15,8 @@ pub fn installed(name: &str) -> Option<String> {
     // comes first.
     let places = "for at in /usr/lib/postgresql/*/bin; do PATH=$at:$PATH; done; PATH=$PATH:/usr/sbin:/usr/local/go/bin";
     let look = format!("{places}; command -v {name}");
-    let found = Command::new("sh").args(["-c", &look]).output().unwrap();
-    let path = String::from_utf8(found.stdout).unwrap().trim().to_string();
+    let output = Command::new("sh").args(["-c", &look]).output().unwrap();
+    let path = String::from_utf8(output.stdout).unwrap().trim().to_string();
     if path.is_empty() {
         missing(&format!("{name} is not installed"));
         return None;
@@ -68,9 +68,13 @@ pub fn seen(directory: &str) -> (String, String) {
 /// Returns the stdout of a command run without memfold.
 #[track_caller]
 pub fn plainly(command: &[&str]) -> Vec<u8> {
-    let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
-    assert!(plain.status.success(), "{command:?}: {}", String::from_utf8_lossy(&plain.stderr));
-    plain.stdout
+    let baseline = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    assert!(
+        baseline.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&baseline.stderr)
+    );
+    baseline.stdout
 }
 
 /// Asserts that a command prints the same with `--limit`, without any privilege, as without
@@ -89,8 +93,8 @@ pub fn assert_prints(
     command: &[&str],
     expected: &[u8],
 ) {
-    let Some(printed) = printed_in(world, flags, least_mib, command) else { return };
-    assert!(printed == expected, "{command:?} prints something else");
+    let Some(output) = printed_in(world, flags, least_mib, command) else { return };
+    assert!(output == expected, "{command:?} prints something else");
 }
 
 /// Returns the directory with the source of a package that this workspace depends on.
@@ -102,8 +106,8 @@ pub fn source_of(package: &str) -> String {
     let output = Command::new(env!("CARGO")).args(metadata).output().unwrap();
     let about: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let mut all = about["packages"].as_array().unwrap().iter();
-    let found = all.find(|one| one["name"] == package).expect("a package");
-    let manifest = std::path::Path::new(found["manifest_path"].as_str().unwrap());
+    let entry = all.find(|one| one["name"] == package).expect("a package");
+    let manifest = std::path::Path::new(entry["manifest_path"].as_str().unwrap());
     manifest.parent().unwrap().to_str().unwrap().to_string()
 }
 

@@ -94,7 +94,7 @@ fn b7_runs_share_a_limit_and_what_one_leaves() {
         two.check();
         group.assert_within(120);
     }
-    group.wait_for("used_bytes", &[&one, &two], |held| held.iter().sum::<u64>() <= 120);
+    group.wait_for("used_bytes", &[&one, &two], |sizes| sizes.iter().sum::<u64>() <= 120);
     one.end();
     group.wait_for("share_bytes", &[&two], |share| share[0] >= 96);
     while two.resident_mib() < 96 {
@@ -102,7 +102,7 @@ fn b7_runs_share_a_limit_and_what_one_leaves() {
     }
     // A limit that is set holds for the runs that live.
     group.set("64M");
-    group.wait_for("used_bytes", &[&two], |held| held[0] <= 64);
+    group.wait_for("used_bytes", &[&two], |sizes| sizes[0] <= 64);
     two.check();
     two.end();
     assert!(group.set("none").contains("removed"));
@@ -151,10 +151,10 @@ fn b7_weights_and_floors_say_who_has_more() {
     light.check();
     heavy.check();
     heavy.end();
-    let mut floored = group.start(&["--slowdown", "off", "--floor", "70M", "--weight", "1"], "120");
-    group.wait_for("share_bytes", &[&light, &floored], |share| share[0] <= 50 && share[1] >= 69);
+    let mut holder = group.start(&["--slowdown", "off", "--floor", "70M", "--weight", "1"], "120");
+    group.wait_for("share_bytes", &[&light, &holder], |share| share[0] <= 50 && share[1] >= 69);
     light.check();
-    floored.check();
+    holder.check();
     group.assert_within(120);
 }
 
@@ -162,8 +162,8 @@ fn b7_weights_and_floors_say_who_has_more() {
 fn b7_a_killed_run_leaves_its_share() {
     let Some(group) = TestGroup::make("128M") else { return };
     let (mut one, mut two) = (group.start(&[], "96"), group.start(&[], "96"));
-    let refused = group.ask(&["set", "--group", GROUP, "--limit", "none"]);
-    assert_refused(&refused, 125, &[GROUP, "2 runs are in it"]);
+    let refusal = group.ask(&["set", "--group", GROUP, "--limit", "none"]);
+    assert_refused(&refusal, 125, &[GROUP, "2 runs are in it"]);
     one.runner.kill().unwrap();
     one.runner.wait().unwrap();
     group.wait_for("share_bytes", &[&two], |share| share[0] >= 96);
@@ -172,8 +172,8 @@ fn b7_a_killed_run_leaves_its_share() {
     two.runner.kill().unwrap();
     two.runner.wait().unwrap();
     group.set("none");
-    let removed = group.ask(&["stat", "--group", GROUP]);
-    assert_refused(&removed, 125, &["there is no group", "memfold set --group"]);
+    let answer = group.ask(&["stat", "--group", GROUP]);
+    assert_refused(&answer, 125, &["there is no group", "memfold set --group"]);
 }
 
 #[test]
@@ -183,8 +183,8 @@ fn b7_a_run_keeps_its_own_limit_too() {
     run.check();
     run.wait_for("limit 48M", |mib| mib <= 48);
     let pid = run.pid.to_string();
-    let said = group.said(&["stat", &pid]);
-    assert!(said.contains("limit 48.0 MiB") && said.contains("group some-runs: "), "{said}");
+    let answer = group.said(&["stat", &pid]);
+    assert!(answer.contains("limit 48.0 MiB") && answer.contains("group some-runs: "), "{answer}");
     group.said(&["set", &pid, "--limit", "none"]);
     while run.resident_mib() < 96 {
         run.check();
@@ -199,8 +199,8 @@ fn b7_a_group_that_is_full_takes_no_run() {
     // Folded, it takes more than the limit.
     let one = group.start(&[], "64");
     group.wait_for("least_bytes", &[&one], |least| least[0] >= 8);
-    let refused = group.ask(&["run", "--group", GROUP, "--", "true"]);
-    assert_refused(&refused, 125, &[GROUP, "its runs need all of its limit (8.0 MiB)"]);
+    let refusal = group.ask(&["run", "--group", GROUP, "--", "true"]);
+    assert_refused(&refusal, 125, &[GROUP, "its runs need all of its limit (8.0 MiB)"]);
     one.end();
     assert!(group.ask(&["run", "--group", GROUP, "--", "true"]).status.success());
 }
@@ -214,9 +214,9 @@ fn b7_a_stopped_run_is_named_where_it_keeps_its_share() {
     // SAFETY: kill has no pointers. The child was not waited for, so its number is its own.
     let kill = |signal| assert_eq!(unsafe { libc::kill(runner as i32, signal) }, 0);
     kill(libc::SIGSTOP);
-    let refused = group.ask(&["run", "--group", GROUP, "--", "true"]);
+    let refusal = group.ask(&["run", "--group", GROUP, "--", "true"]);
     kill(libc::SIGCONT);
-    assert_refused(&refused, 125, &[GROUP, "is stopped"]);
+    assert_refused(&refusal, 125, &[GROUP, "is stopped"]);
     assert!(group.ask(&["run", "--group", GROUP, "--", "true"]).status.success());
     one.check();
 }
@@ -254,9 +254,9 @@ fn groups_need_a_directory_of_their_own_and_room_for_a_file() {
         "ulimit -f 1; exec {} set --group other --limit 1G",
         group.bin.join("memfold").display()
     );
-    let mut limited = std::process::Command::new("sh");
-    limited.args(["-c", &script]).env("XDG_RUNTIME_DIR", &group.scratch.0);
-    assert_refused(&limited.output().unwrap(), 125, &["ulimit -f"]);
+    let mut command_below = std::process::Command::new("sh");
+    command_below.args(["-c", &script]).env("XDG_RUNTIME_DIR", &group.scratch.0);
+    assert_refused(&command_below.output().unwrap(), 125, &["ulimit -f"]);
 }
 
 #[test]
@@ -281,9 +281,9 @@ fn wrong_flags_of_groups_are_refused() {
     ] {
         assert_refused(&group.ask(arguments), 125, &[words]);
     }
-    let checked = group.ask(&["check", "--group", "none-such"]);
-    assert_eq!(checked.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&checked.stdout).contains("there is no group none-such"));
+    let outcome = group.ask(&["check", "--group", "none-such"]);
+    assert_eq!(outcome.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&outcome.stdout).contains("there is no group none-such"));
     let file = group.scratch.path("memfold/some-runs.group");
     std::fs::write(file, b"something else").unwrap();
     for arguments in [&["stat", "--group", GROUP][..], &["run", "--group", GROUP, "--", "true"]] {

@@ -32,7 +32,7 @@ fn z4_data_that_does_not_shrink_passes_the_limit_and_it_says_so() {
     let command = ["python3", program, "150"];
     let start = Instant::now();
     assert!(Command::new(command[0]).args(&command[1..]).output().unwrap().status.success());
-    let alone = start.elapsed();
+    let time_alone = start.elapsed();
     let scratch = Scratch::new();
     let stats = scratch.path("json");
     let start = Instant::now();
@@ -43,7 +43,7 @@ fn z4_data_that_does_not_shrink_passes_the_limit_and_it_says_so() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
     assert!(text.contains("can't be kept"), "it says so: {text}");
-    println!("{alone:?} alone, {managed:?} managed: near twice the time on a quiet machine");
+    println!("{time_alone:?} alone, {managed:?} managed: near twice the time on a quiet machine");
     let json = std::fs::read_to_string(stats).unwrap();
     let at = json.find("\"peak_pool_bytes\"").unwrap();
     let digits =
@@ -80,30 +80,33 @@ fn assert_the_limit_is_the_promise(mib: u64, counts: &[u64], percentages: &[u64]
     for kind in KINDS {
         for &count in counts {
             let own = ENGINE_MIB * count as f64;
-            let plain = held_at(&program.path, kind, mib, count, None).unwrap();
-            let mut held = Vec::new();
+            let baseline = held_at(&program.path, kind, mib, count, None).unwrap();
+            let mut sizes = Vec::new();
             for percent in percentages {
                 let limit = mib * percent / 100;
                 let Some(total) = held_at(&program.path, kind, mib, count, Some(limit)) else {
                     return;
                 };
-                println!("{kind} x{count}: {total:.0} MiB at {limit} of {plain:.0}");
+                println!("{kind} x{count}: {total:.0} MiB at {limit} of {baseline:.0}");
                 // Folding the last tenth of data that hardly compresses can cost more than it
                 // gains. Then it stays resident, whatever the limit is (`policy/thrash.rs`).
                 let may_stay = kind == "1.3";
-                assert!(total <= plain * 1.02 + own, "{kind} x{count}: more than without memfold");
-                if let Some(&before) = held.last().filter(|_| !may_stay) {
+                assert!(
+                    total <= baseline * 1.02 + own,
+                    "{kind} x{count}: more than without memfold"
+                );
+                if let Some(&before) = sizes.last().filter(|_| !may_stay) {
                     assert!(
                         total <= before * 1.05 + own,
                         "{kind} x{count}: more at a smaller limit"
                     );
                 }
-                held.push(total);
+                sizes.push(total);
             }
-            let least = held.iter().copied().fold(f64::MAX, f64::min);
-            for (total, percent) in held.iter().zip(percentages) {
+            let least = sizes.iter().copied().fold(f64::MAX, f64::min);
+            for (total, percent) in sizes.iter().zip(percentages) {
                 let limit = (mib * percent / 100) as f64;
-                let least = if kind == "1.3" { least.max(plain) } else { least };
+                let least = if kind == "1.3" { least.max(baseline) } else { least };
                 let bound = limit.max(least) * 1.05 + own;
                 assert!(*total <= bound, "{kind} x{count} at {limit}: {total:.0} MiB");
             }
@@ -187,9 +190,9 @@ fn warning_names_each_cause_and_the_least_limit() {
 /// the process that can fold least.
 #[test]
 fn warning_of_several_processes_gives_the_sums_and_the_largest() {
-    let (unlike, shrinking) = (compile("unlike"), compile("shrinking"));
+    let (differing, shrinking) = (compile("unlike"), compile("shrinking"));
     let cases: [(&str, &str, &[&str]); 2] = [
-        ("B does not compress", "--limit", &[&unlike.path, "64", "48", "1000000"]),
+        ("B does not compress", "--limit", &[&differing.path, "64", "48", "1000000"]),
         ("B is kept out of core dumps", "--resident", &[&shrinking.path, "half", "96", "2"]),
     ];
     for (words, flag, command) in cases {

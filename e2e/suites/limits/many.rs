@@ -149,8 +149,8 @@ fn cost(path: &str) -> (u64, u64, u64) {
 #[test]
 fn idle_process_costs_at_most_400_kib_and_one_thread() {
     // More than a process may have without an engine.
-    for (mapped, threads, most) in [("0", 0, 250), ("5", 1, 400)] {
-        costs(mapped, threads, most);
+    for (mib, threads, most) in [("0", 0, 250), ("5", 1, 400)] {
+        costs(mib, threads, most);
     }
 }
 
@@ -192,24 +192,24 @@ fn costs(mapped: &str, more_threads: u64, most: u64) {
         }"#;
     let path = scratch.compile("idle", source, &[]);
     let count = COUNT.to_string();
-    let mut plain = Command::new(&path);
-    plain.args([&count, mapped]);
+    let mut baseline = Command::new(&path);
+    baseline.args([&count, mapped]);
     let measure = |command: Command, most: u64| {
         let idle = Idle::start(command);
-        let mut measured = cost(&path);
+        let mut cost_now = cost(&path);
         // On busy CPUs an ended engine thread may not have freed its stack yet.
         for _ in 0..1000 {
-            if measured.0 <= most {
+            if cost_now.0 <= most {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
-            measured = cost(&path);
+            cost_now = cost(&path);
         }
         idle.end();
-        assert_eq!(measured.2, COUNT + 1);
-        (measured.0, measured.1)
+        assert_eq!(cost_now.2, COUNT + 1);
+        (cost_now.0, cost_now.1)
     };
-    let (plain_kib, plain_threads) = measure(plain, u64::MAX);
+    let (plain_kib, plain_threads) = measure(baseline, u64::MAX);
     let command = memfold(&bin, &["run", "--limit", "512M", "--", &path, &count, mapped]);
     let (kib, threads) = measure(command, plain_kib + most * (COUNT + 1));
     let each = (kib - plain_kib) / (COUNT + 1);

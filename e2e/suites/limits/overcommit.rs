@@ -30,8 +30,8 @@ impl Counted {
             &mut line,
         )
         .unwrap();
-        let counted = Counted(child);
-        (line == "counted\n").then_some(counted)
+        let child_counted = Counted(child);
+        (line == "counted\n").then_some(child_counted)
     }
 }
 
@@ -61,29 +61,29 @@ print(good, first, counted())
 #[test]
 fn where_reservations_count_memfold_asks_for_what_it_fills() {
     let Some(bin) = binaries() else { return };
-    let plain = Command::new("python3").args(["-c", PROGRAM]).output().unwrap();
-    let Some(counted) = Counted::begin() else {
+    let baseline = Command::new("python3").args(["-c", PROGRAM]).output().unwrap();
+    let Some(child_counted) = Counted::begin() else {
         eprintln!("SKIPPED, NOTHING WAS TESTED: vm.overcommit_memory can't be changed here");
         return;
     };
     let scratch = Scratch::new();
     let figures = scratch.path("figures");
     let output = run(&bin, &["--stats-file", &figures], &["python3", "-c", PROGRAM]);
-    drop(counted);
+    drop(child_counted);
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     let numbers = |bytes: &[u8]| -> Vec<u64> {
         let text = String::from_utf8_lossy(bytes);
         let good = text.strip_prefix("True ").unwrap_or_else(|| panic!("{text:?} {words}"));
         good.split_whitespace().map(|n| n.parse().unwrap()).collect()
     };
-    let (plain, managed) = (numbers(&plain.stdout), numbers(&output.stdout));
-    println!("plainly {plain:?} MiB, under memfold {managed:?}");
+    let (baseline, managed) = (numbers(&baseline.stdout), numbers(&output.stdout));
+    println!("plainly {baseline:?} MiB, under memfold {managed:?}");
     assert_figures(&json(&figures), &words, 32);
     // The charge was terabytes once. An engine has frames for twice the limit and 64 MiB, pools for
     // the limit, and tables.
-    assert!(managed[0] < plain[0] + 16, "an idle process: {managed:?}, {plain:?} plainly");
+    assert!(managed[0] < baseline[0] + 16, "an idle process: {managed:?}, {baseline:?} plainly");
     assert!(
-        managed[1] < plain[1] + 3 * 64 + 128,
-        "a process that folds: {managed:?}, {plain:?} plainly"
+        managed[1] < baseline[1] + 3 * 64 + 128,
+        "a process that folds: {managed:?}, {baseline:?} plainly"
     );
 }

@@ -112,11 +112,11 @@ fn a_program_that_allocates_fast_hardly_passes_its_limit() {
 fn nor_beside_programs_that_keep_every_cpu_busy() {
     let _machine = MACHINE.lock();
     let program = compile("overshoot");
-    let done = AtomicBool::new(false);
-    let measured = std::thread::scope(|scope| {
+    let is_done = AtomicBool::new(false);
+    let peaks_of_all = std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().expect("a number of CPUs").get() {
             scope.spawn(|| {
-                while !done.load(Relaxed) {
+                while !is_done.load(Relaxed) {
                     std::hint::spin_loop();
                 }
             });
@@ -124,11 +124,11 @@ fn nor_beside_programs_that_keep_every_cpu_busy() {
         let peaks = |way| {
             (way, (0..3).map_while(|_| peak_kib(&program.path, way, LONG_MIB)).collect::<Vec<_>>())
         };
-        let measured = catch_unwind(AssertUnwindSafe(|| ["malloc", "mmap"].map(peaks)));
-        done.store(true, Relaxed);
-        measured
+        let outcome = catch_unwind(AssertUnwindSafe(|| ["malloc", "mmap"].map(peaks)));
+        is_done.store(true, Relaxed);
+        outcome
     });
-    for (way, mut peaks) in measured.expect("both run right") {
+    for (way, mut peaks) in peaks_of_all.expect("both run right") {
         println!("{way}: {peaks:?} KiB");
         peaks.sort_unstable();
         // The median, because one run in 26 exceeded the bound.

@@ -22,8 +22,8 @@ fn shared(limit: &str, arguments: &[&str]) -> Option<(f64, String)> {
 /// copy of its own: 140 MiB and more.
 #[test]
 fn memory_that_children_only_read_stays_shared() {
-    let Some((peak, said)) = shared("55M", &["read", "48", "8", "10"]) else { return };
-    assert_eq!(said, "right");
+    let Some((peak, output)) = shared("55M", &["read", "48", "8", "10"]) else { return };
+    assert_eq!(output, "right");
     assert!(peak <= 48.0 * 1.5, "{peak:.1} MiB");
 }
 
@@ -31,8 +31,8 @@ fn memory_that_children_only_read_stays_shared() {
 /// private to be folded.
 #[test]
 fn children_that_write_a_little_keep_a_limit_above_their_size() {
-    let Some((peak, said)) = shared("50M", &["write", "40", "4", "10"]) else { return };
-    assert_eq!(said, "right");
+    let Some((peak, output)) = shared("50M", &["write", "40", "4", "10"]) else { return };
+    assert_eq!(output, "right");
     assert!(peak <= 50.0 * 1.1, "{peak:.1} MiB");
 }
 
@@ -102,9 +102,9 @@ fn system_calls_write_to_memory_that_is_being_protected() {
 /// compresses well was once kept resident too: 70 MiB at 20.
 #[test]
 fn limit_is_kept_again_once_the_data_compresses() {
-    let Some((_, said)) = shared("20M", &["change", "60", "2", "200"]) else { return };
-    let held: u64 = said.parse().unwrap();
-    assert!(held <= 30, "{held} MiB at 20");
+    let Some((_, output)) = shared("20M", &["change", "60", "2", "200"]) else { return };
+    let held_mib: u64 = output.parse().unwrap();
+    assert!(held_mib <= 30, "{held_mib} MiB at 20");
 }
 
 /// The parent's memory can't be folded while a child shares it, and can be when that has ended. The

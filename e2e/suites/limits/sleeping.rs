@@ -88,9 +88,9 @@ fn every_thread_of_a_sleeping_run_wakes_once_in_ten_seconds() {
     for ((run, before), n) in runs.iter().zip(before).zip(0..) {
         assert!(before.len() >= 2, "{before:?}");
         for (thread, wakes) in run.wakes() {
-            let woken = wakes - before.get(&thread).copied().unwrap_or(0);
+            let wake_count = wakes - before.get(&thread).copied().unwrap_or(0);
             let most = MEASURED.as_secs() / 10 + 3;
-            assert!(woken <= most, "{:?}: {thread:?} woke {woken} times", flags[n / 2]);
+            assert!(wake_count <= most, "{:?}: {thread:?} woke {wake_count} times", flags[n / 2]);
         }
     }
     drop(runs);
@@ -102,8 +102,8 @@ fn figures(flags: &[&str], least_mib: u64, arguments: &[&str]) -> Option<serde_j
     let program = compile("sleeping");
     let command = [&[program.path.as_str()], arguments].concat();
     let (output, stats) = folded_in("", flags, least_mib, &command)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{errors}");
     drop(program.scratch);
     Some(stats)
 }
@@ -112,8 +112,8 @@ fn figures(flags: &[&str], least_mib: u64, arguments: &[&str]) -> Option<serde_j
 #[test]
 fn shared_memory_is_measured_only_when_it_may_change() {
     let Some(stats) = figures(&["--limit", "1G"], 0, &["busy", "100", "3", "6"]) else { return };
-    let measured = stats["sharing_measured"].as_u64().unwrap();
-    assert!((4..=60).contains(&measured), "{measured} measurements of 4 processes in 6 s");
+    let measurements = stats["sharing_measured"].as_u64().unwrap();
+    assert!((4..=60).contains(&measurements), "{measurements} measurements of 4 processes in 6 s");
 }
 
 #[test]

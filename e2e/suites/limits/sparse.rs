@@ -14,11 +14,14 @@ fn sparse_program_takes_no_more_than_without_memfold() {
     for how in ["forward", "backward", "random", "read"] {
         for pages in ["1", "2", "16", "512"] {
             let command = [program.path.as_str(), how, pages];
-            let plain = kib(&Command::new(command[0]).args(&command[1..]).output().unwrap());
+            let baseline = kib(&Command::new(command[0]).args(&command[1..]).output().unwrap());
             let arguments = [&["run", "--limit", "1G", "--"], &command[..]].concat();
-            let folded = kib(&memfold(&bin, &arguments).output().unwrap());
-            let most = (plain + 1024).max(plain + plain / 50);
-            assert!(folded <= most, "{how} {pages}: {folded} KiB, {plain} without memfold");
+            let folded_kib = kib(&memfold(&bin, &arguments).output().unwrap());
+            let most = (baseline + 1024).max(baseline + baseline / 50);
+            assert!(
+                folded_kib <= most,
+                "{how} {pages}: {folded_kib} KiB, {baseline} without memfold"
+            );
         }
     }
     drop(program.scratch);

@@ -13,8 +13,8 @@ fn process_without_its_old_rights_harms_no_other() {
     // Wrong figures that it writes for its own user are printed as they are.
     let flags = ["--limit", "64M", "--on-full", "stop"];
     let Some(output) = managed_in("", &flags, &[&program.path, "spoils"]) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{errors}");
 }
 
 /// A process asks at the run's socket for the table of its new user. `memfold run` is stopped
@@ -26,8 +26,8 @@ fn process_of_another_user_cannot_answer_for_the_run() {
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/forged_answers.py");
     let Some(output) = managed_in("", &["--limit", "64M"], &["python3", script]) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{errors}");
 }
 
 #[test]

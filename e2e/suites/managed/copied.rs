@@ -60,7 +60,7 @@ fn a_child_without_userfaultfd_has_all_of_the_files_back() {
 
 /// The file holds at most 52 MiB. More than that is written in total, so slots must be reused.
 #[test]
-fn what_an_ended_child_has_read_is_written_to_again() {
+fn pages_an_ended_child_has_read_are_written_again() {
     let (swap, program) = (Scratch::new(), compile("copied"));
     let more = ["--swap", swap.0.to_str().unwrap(), "--swap-size", "52M"];
     let flags = [&SMALL[..], &more].concat();

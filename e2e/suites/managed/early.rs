@@ -20,8 +20,8 @@ fn assert_same_beside(limit: &str, least_mib: u64, command: &[&str]) {
     let preload = format!("LD_PRELOAD={}", library(&scratch, "beside"));
     let command = [&["env", &preload], command].concat();
     let expected = plainly(&command);
-    let Some(printed) = printed_in("", &["--limit", limit], least_mib, &command) else { return };
-    assert!(printed == expected, "{command:?} prints something else");
+    let Some(output) = printed_in("", &["--limit", limit], least_mib, &command) else { return };
+    assert!(output == expected, "{command:?} prints something else");
 }
 
 /// Compiles the program whose library starts a thread.
@@ -39,8 +39,8 @@ fn thread_of_a_constructor_is_managed_like_others() {
     for paging in ["userfaultfd", "protection"] {
         for way in ["discard", "read", "block", "touch"] {
             let flags = ["--limit", "24M", "--paging", paging];
-            let Some(printed) = printed_in("", &flags, 24, &[&program, way]) else { return };
-            assert_eq!(printed, b"right\n", "{paging} {way}");
+            let Some(output) = printed_in("", &flags, 24, &[&program, way]) else { return };
+            assert_eq!(output, b"right\n", "{paging} {way}");
         }
     }
 }
@@ -52,15 +52,15 @@ fn process_with_a_thread_that_blocks_all_is_unmanaged() {
     let program = program_with_a_thread(&scratch);
     let reason = "can't be interrupted";
     let words = ["run", "--limit", "24M", "--", &program, "touch"];
-    let refused = memfold(&bin, &words).env("DEAF", "1").output().unwrap();
-    assert_refused(&refused, 125, &["The gate is unavailable", reason]);
+    let refusal = memfold(&bin, &words).env("DEAF", "1").output().unwrap();
+    assert_refused(&refusal, 125, &["The gate is unavailable", reason]);
     let script = "DEAF=1 \"$0\" touch";
     let words = ["run", "--limit", "24M", "--", "sh", "-c", script, &program];
     let output = memfold(&bin, &words).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.stdout, b"right\n", "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"right\n", "{errors}");
     let is_it = |line: &&str| line.contains("runs unmanaged") && line.contains(reason);
-    assert_eq!(said.lines().filter(is_it).count(), 1, "{said}");
+    assert_eq!(errors.lines().filter(is_it).count(), 1, "{errors}");
 }
 
 /// jemalloc's constructor starts the thread that gives memory back.
@@ -76,8 +76,8 @@ fn jemalloc_gives_memory_back_in_its_own_thread() {
     for paging in ["userfaultfd", "protection"] {
         let command = ["env", &preload, settings, &program.path];
         let flags = ["--limit", "32M", "--paging", paging];
-        let Some(printed) = printed_in("", &flags, 24, &command) else { return };
-        assert_eq!(printed, b"right\n", "{paging}");
+        let Some(output) = printed_in("", &flags, 24, &command) else { return };
+        assert_eq!(output, b"right\n", "{paging}");
     }
 }
 
@@ -156,6 +156,6 @@ fn program_with_a_go_library_is_managed() {
             return puts(wrong ? \"wrong\" : \"right\"), 0;
         }";
     let program = scratch.compile("program", program, &[&library, "-Wl,-rpath,$ORIGIN"]);
-    let Some(printed) = printed_in("", &["--limit", "32M"], 24, &[&program]) else { return };
-    assert_eq!(printed, b"right\n");
+    let Some(output) = printed_in("", &["--limit", "32M"], 24, &[&program]) else { return };
+    assert_eq!(output, b"right\n");
 }

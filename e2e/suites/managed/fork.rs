@@ -59,7 +59,7 @@ fn fork_with_threads_loads_nothing_and_child_is_managed() {
 }
 
 #[test]
-fn what_libc_touches_in_a_child_before_any_handler_is_there() {
+fn libc_runs_in_a_child_before_any_handler_is_there() {
     assert_right("children", 48, &["libc"]);
 }
 

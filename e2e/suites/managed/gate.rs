@@ -56,14 +56,14 @@ fn spawned_children_and_their_parent_keep_their_signals() {
     let program = compile("spawned");
     let command = [program.path.as_str()];
     let Some((output, _)) = folded_in("", FLAGS, 32, &command) else { return };
-    let plain = Command::new(command[0]).output().unwrap();
+    let baseline = Command::new(command[0]).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert_eq!(text(&output.stdout), text(&plain.stdout));
+    assert_eq!(text(&output.stdout), text(&baseline.stdout));
     assert!(output.stdout.ends_with(b"right\n"), "{output:?}");
 }
 
 #[test]
-fn what_begins_small_is_folded_when_it_grows() {
+fn small_process_is_folded_when_it_grows() {
     let ways = ["break", "steps", "mremap", "reservation", "thread", "fork", "shared"];
     assert_right("small", 16, &ways);
     if can_make_worlds() {
@@ -109,13 +109,13 @@ fn program_in_a_user_namespace_is_right() {
         // Two namespaces. `unshare` makes the second after the privileges were dropped.
         let words = ["--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid"];
         let command = [&[bwrap.as_str()], &words[..], &[&heap.path, "fast"]].concat();
-        let Some(printed) = printed_in(UNPRIVILEGED, FLAGS, 48, &command) else { return };
-        assert_eq!(printed, b"right\n");
+        let Some(output) = printed_in(UNPRIVILEGED, FLAGS, 48, &command) else { return };
+        assert_eq!(output, b"right\n");
     }
     for launcher in [&["unshare", "-Ur"][..], &["unshare", "-rmpf"]] {
         let command = [launcher, &[heap.path.as_str(), "fast"]].concat();
-        let Some(printed) = printed_in("", FLAGS, 48, &command) else { return };
-        assert_eq!(printed, b"right\n", "{launcher:?}");
+        let Some(output) = printed_in("", FLAGS, 48, &command) else { return };
+        assert_eq!(output, b"right\n", "{launcher:?}");
     }
 }
 
@@ -136,9 +136,9 @@ fn a_program_with_much_static_data_has_an_engine_from_its_start() {
 #[track_caller]
 fn assert_same(resident: &str, least_mib: u64, command: &[&str]) {
     let flags = ["--resident", resident];
-    let Some(printed) = printed_in(UNPRIVILEGED, &flags, least_mib, command) else { return };
-    let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
-    assert!(plain.status.success() && printed == plain.stdout, "{command:?}");
+    let Some(output) = printed_in(UNPRIVILEGED, &flags, least_mib, command) else { return };
+    let baseline = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    assert!(baseline.status.success() && output == baseline.stdout, "{command:?}");
 }
 
 #[test]
@@ -256,8 +256,8 @@ fn a_child_without_the_gate_runs_unmanaged_with_one_line() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
     // The filter has ended the gate of the process that sets it.
-    let said = |line: &&str| line.contains("A seccomp filter of the program refuses");
-    assert_eq!(text.lines().filter(said).count(), 1, "{text}");
+    let is_about_filter = |line: &&str| line.contains("A seccomp filter of the program refuses");
+    assert_eq!(text.lines().filter(is_about_filter).count(), 1, "{text}");
 }
 
 /// A child of fork needs no /proc, no privilege and no free descriptor. Without a userfaultfd it
@@ -313,14 +313,14 @@ fn the_heap_of_node_is_folded() {
         console.log(sum);";
     let Some(node) = crate::common::real::installed("node") else { return };
     let command = [node.as_str(), "-e", script];
-    let Some(printed) = printed_in("", &["--resident", "48M"], 32, &command) else { return };
-    let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
-    assert!(plain.status.success());
-    assert_eq!(printed, plain.stdout);
+    let Some(output) = printed_in("", &["--resident", "48M"], 32, &command) else { return };
+    let baseline = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    assert!(baseline.status.success());
+    assert_eq!(output, baseline.stdout);
 }
 
 #[test]
-fn what_is_hard_to_get_right_below_a_program_is_right() {
+fn hard_cases_below_a_program_are_right() {
     assert_right("hard", 48, &["five", "robust", "affinity"]);
     assert_right("hard", 48, &["ends", "spawns"]);
     assert_right("hard", 48, &["crowd", "constructor"]);
@@ -354,13 +354,16 @@ fn large(promise: &str) -> Option<serde_json::Value> {
 fn calls_on_huge_buffers_act_as_one_call_within_the_limit() {
     for promise in ["files", "offset", "pipes", "sockets", "signals", "readers", "untouched"] {
         let Some(stats) = large(promise) else { return };
-        let [held, resident] = ["peak_held_bytes", "peak_resident_bytes"]
+        let [held_bytes, resident] = ["peak_held_bytes", "peak_resident_bytes"]
             .map(|name| stats[name].as_u64().expect("a figure"));
-        println!("{promise}: {held} bytes held at most, {resident} in memory");
+        println!("{promise}: {held_bytes} bytes held at most, {resident} in memory");
         // When a hundred threads wait for input, each holds one piece. A call that can't be made in
         // pieces (MSG_WAITALL) holds its whole buffer.
         let whole = if promise == "sockets" { 64 << 20 } else { 0 };
-        assert!(held > 0 && held < (10 << 20) + whole, "{promise}: {held} bytes held");
+        assert!(
+            held_bytes > 0 && held_bytes < (10 << 20) + whole,
+            "{promise}: {held_bytes} bytes held"
+        );
         assert!(resident < (40 << 20) + whole, "{promise}: {resident} bytes in memory");
     }
 }
@@ -386,10 +389,10 @@ fn calls_hold_exactly_what_they_name() {
 fn assert_threads_leave_room(limit: &str, command: &[&str]) {
     let flags = ["--resident", limit];
     let Some((output, stats)) = folded_in("", &flags, 32, command) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.stdout, b"right\n", "{command:?}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.stdout, b"right\n", "{command:?}: {errors}");
     let resident = stats["peak_resident_bytes"].as_u64().expect("a figure") >> 20;
-    assert!(resident < 400, "{command:?}: {resident} MiB in memory: {said}");
+    assert!(resident < 400, "{command:?}: {resident} MiB in memory: {errors}");
 }
 
 #[test]
@@ -533,13 +536,13 @@ fn program_dispatches_its_own_system_calls_as_without_memfold() {
     let program = compile("dispatching");
     let promises = ["info", "libc_sites", "ranges", "inclusive", "arguments", "ends", "toggled"];
     for promise in promises.into_iter().chain(["threads", "inherited", "beside_signals"]) {
-        let plain = Command::new(&program.path).arg(promise).output().unwrap();
-        assert!(plain.status.success() && plain.stdout.ends_with(b"right\n"), "{plain:?}");
+        let baseline = Command::new(&program.path).arg(promise).output().unwrap();
+        assert!(baseline.status.success() && baseline.stdout.ends_with(b"right\n"), "{baseline:?}");
         for flags in [FLAGS, &["--resident", "8M", "--paging", "protection"]] {
             let output = run(&bin, flags, &[&program.path, promise]);
             assert_eq!(output.status.code(), Some(0), "{promise}: {output:?}");
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            assert_eq!(text(&output.stdout), text(&plain.stdout), "{promise}");
+            assert_eq!(text(&output.stdout), text(&baseline.stdout), "{promise}");
         }
     }
 }

@@ -51,26 +51,26 @@ fn a_program_inherits_exactly_what_env_would_give_it() {
     let Some(bin) = binaries() else { return };
     let program = compile("inherited");
     let memfold = bin.join("memfold");
-    let plain = [OsStr::new("env")];
+    let env_command = [OsStr::new("env")];
     let run = ["run", "--limit", "64M", "--"].map(OsStr::new);
     let managed: Vec<&OsStr> = [memfold.as_os_str()].into_iter().chain(run).collect();
-    let mut wrong = Vec::new();
-    for (prepare, shown) in WORLDS {
-        let want = record(&program.scratch, &program.path, &plain, prepare);
-        assert!(want.contains(shown), "{prepare:?} was not done: {want}");
-        let got = record(&program.scratch, &program.path, &managed, prepare);
+    let mut differences = Vec::new();
+    for (prepare, display) in WORLDS {
+        let want = record(&program.scratch, &program.path, &env_command, prepare);
+        assert!(want.contains(display), "{prepare:?} was not done: {want}");
+        let record_managed = record(&program.scratch, &program.path, &managed, prepare);
         let lines = |a: &str, b: &str| {
             a.lines().filter(|l| !b.lines().any(|m| m == *l)).collect::<Vec<_>>().join("; ")
         };
-        if got != want {
-            wrong.push(format!(
+        if record_managed != want {
+            differences.push(format!(
                 "{prepare:?}: without: {}, with: {}",
-                lines(&want, &got),
-                lines(&got, &want)
+                lines(&want, &record_managed),
+                lines(&record_managed, &want)
             ));
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
 /// A shell can't block signals, and can't pass the same variable twice.
@@ -149,14 +149,14 @@ fn script_without_interpreter_line_runs_under_sh() {
     let empty = scratch.file("empty", "", 0o755);
     for (name, status) in [(script.as_str(), 7), ("script", 7), (&outer, 7), (&empty, 0)] {
         let search = format!("{}:{}", scratch.0.display(), std::env::var("PATH").unwrap());
-        let given = ["a b", "", "--", "-x"];
-        let want = Command::new("env").arg(name).args(given).env("PATH", &search).output().unwrap();
+        let words = ["a b", "", "--", "-x"];
+        let want = Command::new("env").arg(name).args(words).env("PATH", &search).output().unwrap();
         assert_eq!(want.status.code(), Some(status), "{name}");
         let mut command =
-            memfold(&bin, &[&["run", "--limit", "64M", "--", name][..], &given].concat());
-        let got = command.env("PATH", &search).output().unwrap();
+            memfold(&bin, &[&["run", "--limit", "64M", "--", name][..], &words].concat());
+        let output = command.env("PATH", &search).output().unwrap();
         assert_eq!(
-            (got.status, &got.stdout, &got.stderr),
+            (output.status, &output.stdout, &output.stderr),
             (want.status, &want.stdout, &want.stderr),
             "{name}"
         );

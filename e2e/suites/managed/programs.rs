@@ -13,9 +13,9 @@ fn assert_same(name: &str, resident: &str, least_mib: u64) {
     let (Some(python), scratch) = (python("sqlite3"), Scratch::new()) else { return };
     let script = copied(&scratch, &format!("{name}.py"));
     let flags = ["--resident", resident];
-    let Some(printed) = printed_in("", &flags, least_mib, &[&python, &script]) else { return };
-    let plain = plainly(&[&python, &script]);
-    assert_eq!(String::from_utf8_lossy(&printed), String::from_utf8_lossy(&plain));
+    let Some(output) = printed_in("", &flags, least_mib, &[&python, &script]) else { return };
+    let baseline = plainly(&[&python, &script]);
+    assert_eq!(String::from_utf8_lossy(&output), String::from_utf8_lossy(&baseline));
 }
 
 #[test]
@@ -71,17 +71,20 @@ const COPIES: [&str; 4] = ["--resident", "8M", "--move", "off"];
 #[test]
 fn mremap_of_several_mappings_does_as_without_memfold() {
     let program = compile("remaps");
-    let plain = plainly(&[&program.path]);
-    let plain = String::from_utf8_lossy(&plain);
+    let baseline = plainly(&[&program.path]);
+    let baseline = String::from_utf8_lossy(&baseline);
     // Before Linux 6.17 the kernel moves one mapping only. The gate moves them all.
-    let moves_several = plain.lines().any(|line| line.starts_with("wrw 0 24->24 3 to : target"));
+    let moves_several = baseline.lines().any(|line| line.starts_with("wrw 0 24->24 3 to : target"));
     let is_move = |line: &str| line.contains("->24 3 ") || line.contains("->16 3 ");
     for way in PAGINGS {
-        let Some(printed) = printed_in("", way, 4, &[&program.path]) else { return };
-        let printed = String::from_utf8_lossy(&printed);
-        assert_eq!(printed.lines().count(), plain.lines().count());
-        for (here, there) in plain.lines().zip(printed.lines()) {
-            assert!(here == there || !moves_several && is_move(here), "{way:?}\n{here}\n{there}");
+        let Some(output) = printed_in("", way, 4, &[&program.path]) else { return };
+        let text = String::from_utf8_lossy(&output);
+        assert_eq!(text.lines().count(), baseline.lines().count());
+        for (line_plain, line_managed) in baseline.lines().zip(text.lines()) {
+            assert!(
+                line_plain == line_managed || !moves_several && is_move(line_plain),
+                "{way:?}\n{line_plain}\n{line_managed}"
+            );
         }
     }
 }
@@ -145,7 +148,7 @@ fn madv_free_memory_is_intact_or_zero_and_keeps_writes() {
 }
 
 #[test]
-fn what_madv_free_refuses_is_kept() {
+fn memory_that_madv_free_refuses_is_kept() {
     assert_right("freed", 24, &["refused"]);
 }
 
@@ -214,8 +217,9 @@ fn program_with_own_libc_functions_runs_managed_and_disabled() {
     assert_right("own_calls", 32, &["folded"]);
     let Some(bin) = binaries() else { return };
     let program = compile("own_calls");
-    let mut disabled = memfold(&bin, &["run", "--limit", "100M", "--", &program.path, "plain"]);
-    let output = disabled.env("MEMFOLD_DISABLE", "1").output().unwrap();
+    let mut without_engine =
+        memfold(&bin, &["run", "--limit", "100M", "--", &program.path, "plain"]);
+    let output = without_engine.env("MEMFOLD_DISABLE", "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && output.stdout == b"right\n", "{text}");
     assert!(text.is_empty(), "{text}");
@@ -263,8 +267,8 @@ fn the_end_of_a_folded_program_is_passed_on() {
         let command = [&[program.path.as_str()], arguments].concat();
         let flags = ["--resident", "8M"];
         let Some((output, _)) = folded_in("", &flags, 24, &command) else { return };
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{errors}");
     }
     drop(program.scratch);
 }

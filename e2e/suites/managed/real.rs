@@ -34,9 +34,9 @@ fn python_runs_tasks_and_pools() {
 fn duckdb_groups_and_sorts() {
     let (Some(python), scratch) = (python("sqlite3"), Scratch::new()) else { return };
     let Some(package) = python_package("duckdb") else { return };
-    let (script, (world, seen)) = (copied(&scratch, "duckdb_tables.py"), seen(&package));
-    let printed = plainly(&[&python, &script, &package]);
-    assert_prints(&world, &["--limit", "96M"], 32, &[&python, &script, &seen], &printed);
+    let (script, (world, path_shown)) = (copied(&scratch, "duckdb_tables.py"), seen(&package));
+    let output = plainly(&[&python, &script, &package]);
+    assert_prints(&world, &["--limit", "96M"], 32, &[&python, &script, &path_shown], &output);
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn sort_sorts() {
 fn tar_packs_and_unpacks() {
     let (Some(tar), scratch) = (installed("tar"), Scratch::new()) else { return };
     let pack = [tar.as_str(), "-b", "65536", "-cf", "-", "-C", "/usr/include", "."];
-    let packed = plainly(&pack);
-    assert_prints(unprivileged(), &["--limit", "24M"], 8, &pack, &packed);
-    let file = scratch.file("all.tar", &packed, 0o644);
+    let pack_output = plainly(&pack);
+    assert_prints(unprivileged(), &["--limit", "24M"], 8, &pack, &pack_output);
+    let file = scratch.file("all.tar", &pack_output, 0o644);
     assert_same("24M", 8, &[&tar, "-b", "65536", "-xOf", &file]);
 }
 
@@ -159,8 +159,8 @@ fn node_keeps_a_map() {
 fn gcc_compiles_zstd_to_the_same_code() {
     let Some(gcc) = installed("gcc") else { return };
     let (scratch, source) = (Scratch::new(), source_of("zstd-sys"));
-    let copied = ["-r", &format!("{source}/zstd/lib"), &scratch.path("lib")];
-    assert!(Command::new("cp").args(copied).status().unwrap().success());
+    let copy_arguments = ["-r", &format!("{source}/zstd/lib"), &scratch.path("lib")];
+    assert!(Command::new("cp").args(copy_arguments).status().unwrap().success());
     let file = scratch.path("lib/compress/zstd_compress.c");
     assert_same("32M", 12, &[&gcc, "-O2", "-S", "-o", "-", &file]);
 }
@@ -169,10 +169,10 @@ fn gcc_compiles_zstd_to_the_same_code() {
 #[ignore = "a variant: make test-all"]
 fn rustc_compiles_memchr_to_the_same_code() {
     let (scratch, source) = (open_scratch(), source_of("memchr"));
-    let copied = ["-r", &format!("{source}/src"), &scratch.path("src")];
-    assert!(Command::new("cp").args(copied).status().unwrap().success());
-    let told = plainly(&["rustc", "--print", "sysroot"]);
-    let sysroot = String::from_utf8(told).unwrap().trim().to_string();
+    let copy_arguments = ["-r", &format!("{source}/src"), &scratch.path("src")];
+    assert!(Command::new("cp").args(copy_arguments).status().unwrap().success());
+    let sysroot_output = plainly(&["rustc", "--print", "sysroot"]);
+    let sysroot = String::from_utf8(sysroot_output).unwrap().trim().to_string();
     // The compiler writes files into its working directory.
     let script = |sysroot: &str| {
         format!(
@@ -181,10 +181,10 @@ fn rustc_compiles_memchr_to_the_same_code() {
             scratch.0.display()
         )
     };
-    let printed = plainly(&["sh", "-c", &script(&sysroot)]);
-    let (world, seen) = seen(&sysroot);
-    let command = ["sh", "-c", &script(&seen)];
-    assert_prints(&world, &["--limit", "48M"], 12, &command, &printed);
+    let output = plainly(&["sh", "-c", &script(&sysroot)]);
+    let (world, path_shown) = seen(&sysroot);
+    let command = ["sh", "-c", &script(&path_shown)];
+    assert_prints(&world, &["--limit", "48M"], 12, &command, &output);
 }
 
 #[test]

@@ -34,19 +34,19 @@ fn record(flags: &[&str], command: &[&str]) -> Option<Recorded> {
     let [name, stats] = ["profile", "stats"].map(|name| scratch.path(name));
     let own = ["record", "--output", &name, "--stats-file", &stats];
     let output = memfold(&bin, &[&own, flags, &["--"], command].concat()).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{printed}");
-    assert_eq!(output.stdout, plainly(command), "{printed}");
-    let read = |suffix: &str| std::fs::read_to_string(format!("{name}{suffix}")).unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(output.stdout, plainly(command), "{text}");
+    let read_file = |suffix: &str| std::fs::read_to_string(format!("{name}{suffix}")).unwrap();
     let line = |line: &str| {
         let (stack, loads) = line.rsplit_once(' ').unwrap();
         (stack.split(';').map(str::to_string).collect(), loads.parse().unwrap())
     };
     Some(Recorded {
-        stacks: read(".collapsed").lines().map(line).collect(),
-        profile: serde_json::from_str(&read(".json")).unwrap(),
+        stacks: read_file(".collapsed").lines().map(line).collect(),
+        profile: serde_json::from_str(&read_file(".json")).unwrap(),
         stats: serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap(),
-        printed,
+        printed: text,
     })
 }
 
@@ -55,8 +55,8 @@ fn loads_are_of_the_functions_that_touch_the_memory() {
     let program = compile("recorded");
     // The ring has room for all samples, however late they are read.
     let flags = ["--limit", "16M", "--every", "64"];
-    let Some(recorded) = record(&flags, &[&program.path]) else { return };
-    let about = format!("{}\n{:#?}", recorded.printed, recorded.stacks);
+    let Some(recording) = record(&flags, &[&program.path]) else { return };
+    let about = format!("{}\n{:#?}", recording.printed, recording.stacks);
     // A third of the touched pages at least are folded then.
     let pages = (48 << 20) / 4096 / 3;
     for stack in [
@@ -66,32 +66,35 @@ fn loads_are_of_the_functions_that_touch_the_memory() {
         &["recorded", "main", "read_in_copy", "read_by_itself"],
         &["executed", "main", "read_by_itself"],
     ] {
-        let loads = recorded.loads(stack);
+        let loads = recording.loads(stack);
         assert!(loads >= pages / 3, "{stack:?}: {loads}, {about}");
     }
-    let named = recorded.loads(&["recorded", "main"])
-        + recorded.loads(&["recorded", "read_in_thread"])
-        + recorded.loads(&["executed", "main"]);
-    assert_eq!(named, recorded.total(), "{about}");
-    assert!(recorded.printed.contains("map_memory < main"), "{about}");
-    assert!(!recorded.printed.contains("samples were lost"), "{about}");
-    assert_eq!(weights(&recorded.profile), recorded.total(), "{about}");
+    let loads_named = recording.loads(&["recorded", "main"])
+        + recording.loads(&["recorded", "read_in_thread"])
+        + recording.loads(&["executed", "main"]);
+    assert_eq!(loads_named, recording.total(), "{about}");
+    assert!(recording.printed.contains("map_memory < main"), "{about}");
+    assert!(!recording.printed.contains("samples were lost"), "{about}");
+    assert_eq!(weights(&recording.profile), recording.total(), "{about}");
 }
 
 #[test]
 fn each_load_is_sampled_or_counted_as_lost() {
     let program = compile("recorded");
     let flags = ["--limit", "16M", "--every", "1"];
-    let Some(recorded) = record(&flags, &[&program.path, "again"]) else { return };
-    let lost = recorded.printed.split_once(" samples were lost");
-    let lost = lost
+    let Some(recording) = record(&flags, &[&program.path, "again"]) else { return };
+    let loss = recording.printed.split_once(" samples were lost");
+    let loss_count = loss
         .and_then(|(before, _)| before.rsplit_once(' '))
         .map_or(0, |(_, count)| count.parse::<u64>().unwrap());
-    let of = |name: &str| recorded.stats[name].as_u64().unwrap();
+    let of = |name: &str| recording.stats[name].as_u64().unwrap();
     let [loads, rescues, faults] = ["pgmajfault", "rescues", "faults"].map(of);
-    let sampled = recorded.total() + lost;
-    assert!(sampled >= loads - loads / 50, "{sampled} of {loads}, {}", recorded.printed);
-    assert!(sampled <= (loads + rescues).max(faults), "{sampled} of {loads}, {rescues}, {faults}");
+    let sample_count = recording.total() + loss_count;
+    assert!(sample_count >= loads - loads / 50, "{sample_count} of {loads}, {}", recording.printed);
+    assert!(
+        sample_count <= (loads + rescues).max(faults),
+        "{sample_count} of {loads}, {rescues}, {faults}"
+    );
 }
 
 /// Containers have a seccomp filter. The program is started by one that makes a filter.
@@ -99,13 +102,13 @@ fn each_load_is_sampled_or_counted_as_lost() {
 fn process_under_a_filter_is_recorded() {
     let (program, starter) = (compile("recorded"), compile("filtered"));
     let flags = ["--limit", "16M"];
-    let Some(recorded) = record(&flags, &[&starter.path, &program.path, "again"]) else { return };
-    let (loads, total) = (recorded.loads(&["recorded", "main"]), recorded.total());
+    let Some(recording) = record(&flags, &[&starter.path, &program.path, "again"]) else { return };
+    let (loads, total) = (recording.loads(&["recorded", "main"]), recording.total());
     assert!(
         loads > 0 && loads >= total - total / 10,
         "{}\n{:#?}",
-        recorded.printed,
-        recorded.stacks
+        recording.printed,
+        recording.stacks
     );
 }
 
@@ -115,13 +118,13 @@ fn weights(profile: &Value) -> u64 {
         let (samples, stacks) = (&thread["samples"], &thread["stackTable"]);
         let len = samples["length"].as_u64().unwrap() as usize;
         let list = |name: &str| samples[name].as_array().unwrap().clone();
-        let (found, weights) = (list("stack"), list("weight"));
+        let (stack_list, weights) = (list("stack"), list("weight"));
         assert_eq!(
-            (found.len(), weights.len(), &samples["weightType"]),
+            (stack_list.len(), weights.len(), &samples["weightType"]),
             (len, len, &"samples".into())
         );
         let stack_count = stacks["length"].as_u64().unwrap();
-        assert!(found.iter().all(|stack| stack.as_u64().unwrap() < stack_count));
+        assert!(stack_list.iter().all(|stack| stack.as_u64().unwrap() < stack_count));
         weights.iter().map(|weight| weight.as_u64().unwrap()).sum::<u64>()
     };
     profile["threads"].as_array().unwrap().iter().map(of_thread).sum()
@@ -130,9 +133,9 @@ fn weights(profile: &Value) -> u64 {
 #[test]
 fn python_functions_have_their_names() {
     let Some(python) = installed("python3") else { return };
-    let mut asked = Command::new(&python);
-    asked.args(["-c", "import sys; print(sys.version_info[1])"]);
-    let version = String::from_utf8(asked.output().unwrap().stdout).unwrap();
+    let mut question = Command::new(&python);
+    question.args(["-c", "import sys; print(sys.version_info[1])"]);
+    let version = String::from_utf8(question.output().unwrap().stdout).unwrap();
     if !(9..=13).contains(&version.trim().parse::<u32>().unwrap()) {
         return eprintln!(
             "SKIPPED: Python 3.{} is not one that memfold record knows",
@@ -141,18 +144,18 @@ fn python_functions_have_their_names() {
     }
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/recorded.py");
     let flags = ["--limit", "24M", "--every", "4"];
-    let Some(recorded) = record(&flags, &[&python, source, "200000"]) else { return };
-    let about = format!("{}\n{:#?}", recorded.printed, recorded.stacks);
-    let in_method = recorded.stacks.iter().filter(|(stack, _)| {
+    let Some(recording) = record(&flags, &[&python, source, "200000"]) else { return };
+    let about = format!("{}\n{:#?}", recording.printed, recording.stacks);
+    let in_method = recording.stacks.iter().filter(|(stack, _)| {
         let at = |part: &str| stack.iter().position(|frame| frame.contains(part));
-        let found =
+        let positions =
             [at("main (recorded.py:"), at("look_up (recorded.py:"), at("length_of (recorded.py:")];
-        found.is_sorted() && found[0].is_some()
+        positions.is_sorted() && positions[0].is_some()
     });
     let in_method: u64 = in_method.map(|(_, loads)| loads).sum();
-    assert!(in_method >= recorded.total() / 2, "{in_method}, {about}");
-    assert!(recorded.printed.contains("length_of (recorded.py:"), "{about}");
-    assert!(recorded.printed.contains("build_table (recorded.py:"), "{about}");
+    assert!(in_method >= recording.total() / 2, "{in_method}, {about}");
+    assert!(recording.printed.contains("length_of (recorded.py:"), "{about}");
+    assert!(recording.printed.contains("build_table (recorded.py:"), "{about}");
 }
 
 #[test]
@@ -164,40 +167,41 @@ fn generated_code_of_node_has_its_names() {
     let flags = ["--limit", "60M", "--every", "8"];
     // V8 leaves a log in the current directory.
     let scratch = Scratch::new();
-    let there = "cd \"$0\" && exec \"$@\"";
-    let command = ["sh", "-c", there, &scratch.path(""), &node, "--perf-basic-prof", "-e", script];
-    let Some(recorded) = record(&flags, &command) else { return };
+    let shell_script = "cd \"$0\" && exec \"$@\"";
+    let command =
+        ["sh", "-c", shell_script, &scratch.path(""), &node, "--perf-basic-prof", "-e", script];
+    let Some(recording) = record(&flags, &command) else { return };
     let is_named = |(stack, _): &&(Vec<String>, u64)| stack.iter().any(|f| f.contains("lookUp"));
-    let named: u64 = recorded.stacks.iter().filter(is_named).map(|(_, loads)| loads).sum();
-    assert!(named >= recorded.total() / 2, "{}\n{:#?}", recorded.printed, recorded.stacks);
+    let loads_named: u64 = recording.stacks.iter().filter(is_named).map(|(_, loads)| loads).sum();
+    assert!(loads_named >= recording.total() / 2, "{}\n{:#?}", recording.printed, recording.stacks);
 }
 
 #[test]
 fn bad_flags_are_refused_before_the_program_starts() {
     let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
-    let begun = scratch.path("begun");
-    let refused = |flags: &[&str], words: &[&str]| {
-        let command = ["--", "touch", &begun];
+    let mark = scratch.path("begun");
+    let refusal = |flags: &[&str], words: &[&str]| {
+        let command = ["--", "touch", &mark];
         let mut record = memfold(&bin, &[&["record"], flags, &command].concat());
         assert_refused(&record.current_dir(&scratch.0).output().unwrap(), 125, words);
         assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0, "no file is left: {flags:?}");
-        assert!(!std::path::Path::new(&begun).exists(), "{flags:?}");
+        assert!(!std::path::Path::new(&mark).exists(), "{flags:?}");
     };
-    refused(&["--every", "0"], &["--every"]);
-    refused(&["--output", "/nowhere/profile"], &["--output: /nowhere/profile.json", "No such"]);
-    refused(&["--list"], &["--list", "memfold run"]);
-    refused(&["--output", "x", "--limit", "1"], &["--limit"]);
+    refusal(&["--every", "0"], &["--every"]);
+    refusal(&["--output", "/nowhere/profile"], &["--output: /nowhere/profile.json", "No such"]);
+    refusal(&["--list"], &["--list", "memfold run"]);
+    refusal(&["--output", "x", "--limit", "1"], &["--limit"]);
     let nothing = memfold(&bin, &["record", "--every", "8"]).output().unwrap();
     assert_refused(&nothing, 125, &["memfold record [--limit SIZE] -- CMD"]);
 }
 
 #[test]
 fn run_without_loads_says_so() {
-    let Some(recorded) = record(&["--limit", "1G"], &["true"]) else { return };
-    assert!(recorded.stacks.is_empty());
+    let Some(recording) = record(&["--limit", "1G"], &["true"]) else { return };
+    assert!(recording.stacks.is_empty());
     assert!(
-        recorded.printed.contains("no load of folded memory was sampled"),
+        recording.printed.contains("no load of folded memory was sampled"),
         "{}",
-        recorded.printed
+        recording.printed
     );
 }

@@ -49,12 +49,8 @@ impl Service {
         let mut service = Service { runner, errors, figures, least_mib: bounds.folded_mib };
         let begin = Instant::now();
         while UnixStream::connect(socket).is_err() {
-            let ended = service.runner.as_mut().unwrap().try_wait().unwrap();
-            assert!(
-                ended.is_none() && begin.elapsed() < HANG,
-                "{ended:?}: {}",
-                service.complaints()
-            );
+            let end = service.runner.as_mut().unwrap().try_wait().unwrap();
+            assert!(end.is_none() && begin.elapsed() < HANG, "{end:?}: {}", service.complaints());
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(service)
@@ -69,8 +65,8 @@ impl Service {
     #[track_caller]
     fn end(mut self) {
         let mut runner = self.runner.take().unwrap();
-        let told = Command::new("kill").arg(runner.id().to_string()).status().unwrap();
-        assert!(told.success());
+        let kill_status = Command::new("kill").arg(runner.id().to_string()).status().unwrap();
+        assert!(kill_status.success());
         let begin = Instant::now();
         let status = loop {
             match runner.try_wait().unwrap() {
@@ -130,9 +126,9 @@ impl Drop for Plain {
 
 /// Runs a client for at most four minutes.
 fn client(command: &[&str]) -> Output {
-    let mut timed = Command::new("timeout");
-    timed.args(["-s", "KILL", "240"]).args(command).stdin(Stdio::null());
-    timed.output().unwrap()
+    let mut command_timed = Command::new("timeout");
+    command_timed.args(["-s", "KILL", "240"]).args(command).stdin(Stdio::null());
+    command_timed.output().unwrap()
 }
 
 /// Runs a client, asserts success, and returns its stdout.
@@ -205,15 +201,16 @@ fn redis_answers_and_saves_under_load() {
     assert!(about.contains("RDB looks OK"), "{about}");
     assert!(about.contains(&format!("{keys} keys read")) || about.contains("keys read"), "{about}");
     // A redis without memfold loads the saved data.
-    let saved = scratch.path("saved");
-    let plain = [&server, "--port", "0", "--save", "", "--unixsocket", &saved, "--dir", directory];
-    let plain = Plain::start(&plain);
+    let socket = scratch.path("saved");
+    let server_command =
+        [&server, "--port", "0", "--save", "", "--unixsocket", &socket, "--dir", directory];
+    let baseline = Plain::start(&server_command);
     let begin = Instant::now();
-    while !client(&[&shell, "-s", &saved, "eval", verify, "0"]).stdout.starts_with(b"right") {
+    while !client(&[&shell, "-s", &socket, "eval", verify, "0"]).stdout.starts_with(b"right") {
         assert!(begin.elapsed() < HANG, "the snapshot has other values");
         std::thread::sleep(Duration::from_millis(50));
     }
-    drop(plain);
+    drop(baseline);
     service.end();
 }
 
@@ -345,14 +342,14 @@ fn postgres_sorts_joins_and_answers_transactions() {
     };
     let bench = |more: &[&str]| told(&[&[bench.as_str()], &at[..], more, &["postgres"]].concat());
 
-    let plain = Plain::start(&[&nobody[..], &command].concat());
+    let baseline = Plain::start(&[&nobody[..], &command].concat());
     wait_for_postgres(&shell, &at);
     query(
         "create table t as select i, md5(i::text) as a, i::bigint * 7919 % 100003 as k from generate_series(1, 300000) i",
     );
     bench(&["-i", "-q", "-s", "2"]);
     let expected = query(QUERIES);
-    drop(plain);
+    drop(baseline);
 
     let bounds = Bounds { resident_mib: 24, folded_mib: 32 };
     let Some(service) = Service::start(world, &scratch, &bounds, &[], &command, &socket) else {
@@ -436,8 +433,8 @@ fn nginx_and_curl_pass_on_large_requests() {
     let others: Vec<Child> = (0..3)
         .map(|_| Command::new(post[0]).args(&post[1..]).stdout(Stdio::piped()).spawn().unwrap())
         .collect();
-    let printed = printed_in(unprivileged(), &["--resident", "8M"], 8, &post).unwrap();
-    assert!(printed == body.as_bytes(), "curl: {}", service.complaints());
+    let output = printed_in(unprivileged(), &["--resident", "8M"], 8, &post).unwrap();
+    assert!(output == body.as_bytes(), "curl: {}", service.complaints());
     for other in others {
         let output = other.wait_with_output().unwrap();
         assert!(output.stdout == body.as_bytes(), "{}", service.complaints());

@@ -40,10 +40,10 @@ fn assert_right(kinds: &[Kind], name: &str, least_mib: u64, promises: &[&str]) {
             let command = [program.as_str(), promise];
             let flags = ["--resident", "8M"];
             let Some((output, stats)) = folded_in("", &flags, least_mib, &command) else { return };
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(0), "{command:?}: {said}");
-            assert_eq!(output.stdout, b"right\n", "{command:?}: {said}");
-            assert_eq!(stats["unmanaged_programs"].as_u64().unwrap_or(0), 0, "{said}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{command:?}: {errors}");
+            assert_eq!(output.stdout, b"right\n", "{command:?}: {errors}");
+            assert_eq!(stats["unmanaged_programs"].as_u64().unwrap_or(0), 0, "{errors}");
         }
     }
 }
@@ -201,13 +201,13 @@ const TELLS: &str = r#"
 /// The last program that it executes is compiled from [`TELLS`].
 #[track_caller]
 fn assert_told(command: &[&str]) {
-    let plain = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    let baseline = Command::new(command[0]).args(&command[1..]).output().unwrap();
     let Some((output, stats)) = folded_in("", &["--limit", "16M"], 24, command) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert_eq!(text(&output.stdout), text(&plain.stdout), "{command:?}: {said}");
-    assert_eq!(output.status.code(), plain.status.code(), "{command:?}: {said}");
-    assert!(!said.contains("memfold can't manage"), "{command:?}: {said}");
+    assert_eq!(text(&output.stdout), text(&baseline.stdout), "{command:?}: {errors}");
+    assert_eq!(output.status.code(), baseline.status.code(), "{command:?}: {errors}");
+    assert!(!errors.contains("memfold can't manage"), "{command:?}: {errors}");
     drop(stats);
 }
 
@@ -266,9 +266,9 @@ fn static_program_has_the_stack_that_it_asks_for() {
             let program = scratch.compile(stack, source, &[flags, &["-z", stack]].concat());
             for command in [&[program.as_str()][..], &[&program, "deep"]] {
                 let output = run(&bin, &["--summary"], command);
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert_eq!(output.status.code(), Some(ends), "{flags:?} {command:?}: {said}");
-                assert!(!said.contains("unmanaged"), "{said}");
+                let errors = String::from_utf8_lossy(&output.stderr);
+                assert_eq!(output.status.code(), Some(ends), "{flags:?} {command:?}: {errors}");
+                assert!(!errors.contains("unmanaged"), "{errors}");
             }
         }
     }
@@ -306,10 +306,10 @@ print(child.wait(), os.path.islink(link))
     let program = fixed(&scratch, "a name with spaces", source);
     let command = ["python3", "-c", script, &program];
     let output = run(&bin, &[], &command);
-    let said = String::from_utf8_lossy(&output.stderr);
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.stdout, plainly(&command), "{told}{said}");
-    assert!(told.contains("executed"), "{told}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.stdout, plainly(&command), "{text}{errors}");
+    assert!(text.contains("executed"), "{text}");
 }
 
 #[test]
@@ -323,21 +323,22 @@ fn damaged_static_program_ends_as_plainly_or_with_a_line() {
         let mut bytes = bytes.clone();
         bytes[at] = value;
         bytes[at + 1] = value;
-        let damaged = scratch.file(name, &bytes, 0o755);
-        let output = run(&bin, &[], &[&damaged]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(matches!(output.status.code(), Some(125 | 126)), "{name}: {said}");
-        assert!(said.starts_with("memfold: ") && said.lines().count() == 1, "{name}: {said}");
+        let damaged_file = scratch.file(name, &bytes, 0o755);
+        let output = run(&bin, &[], &[&damaged_file]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(125 | 126)), "{name}: {errors}");
+        assert!(errors.starts_with("memfold: ") && errors.lines().count() == 1, "{name}: {errors}");
         // As a child it gets the kernel's answer.
-        let script = format!("{damaged}; echo $?");
+        let script = format!("{damaged_file}; echo $?");
         let shell = ["sh", "-c", &script];
         assert_eq!(run(&bin, &[], &shell).stdout, plainly(&shell), "{name}");
     }
-    let cut = scratch.file("cut", &bytes[..bytes.len() / 2], 0o755);
-    assert_refused(&run(&bin, &[], &[&cut]), 125, &["cut", "segment"]);
-    let missing = ["-Wl,--dynamic-linker=/no/such/linker"];
-    let missing = scratch.compile("missing", "int main(void) { return 0; }", &missing);
-    assert_refused(&run(&bin, &[], &[&missing]), 127, &["/no/such/linker", "No such file"]);
+    let short_file = scratch.file("cut", &bytes[..bytes.len() / 2], 0o755);
+    assert_refused(&run(&bin, &[], &[&short_file]), 125, &["cut", "segment"]);
+    let flags_missing = ["-Wl,--dynamic-linker=/no/such/linker"];
+    let program_missing =
+        scratch.compile("missing", "int main(void) { return 0; }", &flags_missing);
+    assert_refused(&run(&bin, &[], &[&program_missing]), 127, &["/no/such/linker", "No such file"]);
 }
 
 /// Without randomization, the stack is at known addresses.
@@ -346,17 +347,17 @@ fn program_whose_addresses_are_taken_ends_with_a_line() {
     let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
     let (stack, flags) = (0x7fff_ffff_d000u64, 5u32);
     let mut elf = [0u8; 4096];
-    let mut put = |at: usize, bytes: &[u8]| elf[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, b"\x7fELF\x02\x01\x01");
-    put(16, &[2, 0, 62, 0, 1]);
-    put(24, &stack.to_le_bytes());
-    put(32, &[64]);
-    put(52, &[64, 0, 56, 0, 1]);
-    put(64, &[1, 0, 0, 0]);
-    put(68, &flags.to_le_bytes());
-    put(80, &stack.to_le_bytes());
+    let mut copy = |at: usize, bytes: &[u8]| elf[at..at + bytes.len()].copy_from_slice(bytes);
+    copy(0, b"\x7fELF\x02\x01\x01");
+    copy(16, &[2, 0, 62, 0, 1]);
+    copy(24, &stack.to_le_bytes());
+    copy(32, &[64]);
+    copy(52, &[64, 0, 56, 0, 1]);
+    copy(64, &[1, 0, 0, 0]);
+    copy(68, &flags.to_le_bytes());
+    copy(80, &stack.to_le_bytes());
     for at in [96, 104] {
-        put(at, &4096u64.to_le_bytes());
+        copy(at, &4096u64.to_le_bytes());
     }
     let program = scratch.file("taken", elf, 0o755);
     let memfold = bin.join("memfold").into_os_string().into_string().unwrap();
@@ -384,7 +385,7 @@ fn children_of_all_kinds_count_against_one_limit() {
     );
     let flags = ["--limit", "24M"];
     let Some((output, _)) = folded_in("", &flags, 16, &["sh", "-c", &script]) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.stdout.ends_with(b"\n7\n"), "{output:?}");
-    assert!(!said.contains("memfold can't manage"), "{said}");
+    assert!(!errors.contains("memfold can't manage"), "{errors}");
 }

@@ -17,8 +17,8 @@ fn stressor(name: &str, directory: &str) -> Vec<String> {
 /// Returns whether the stressor ran and passed. A stressor that can't run prints "skipped" or "No
 /// stress workers".
 fn passes(output: &Output) -> bool {
-    let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
-    output.status.success() && !said.contains("skipp") && !said.contains("No stress workers")
+    let text = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    output.status.success() && !text.contains("skipp") && !text.contains("No stress workers")
 }
 
 /// Returns what is wrong with a stressor under memfold.
@@ -29,40 +29,40 @@ fn wrong_managed(stress: &str, arguments: &[String]) -> Option<String> {
     let command: Vec<&str> = [stress].into_iter().chain(words).collect();
     let flags = ["--limit", "8M", "--stats-file", &figures];
     let output = managed_in(unprivileged(), &flags, &command)?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if !output.status.success() || said.contains("because of folded memory") {
-        return Some(format!("{}: {said}", output.status));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() || errors.contains("because of folded memory") {
+        return Some(format!("{}: {errors}", output.status));
     }
-    let refused = json(&figures)["calls_refused"].as_u64();
-    (refused != Some(0)).then(|| format!("{refused:?} calls failed: {said}"))
+    let refusals = json(&figures)["calls_refused"].as_u64();
+    (refusals != Some(0)).then(|| format!("{refusals:?} calls failed: {errors}"))
 }
 
 #[test]
 #[ignore = "half an hour"]
 fn every_stressor_that_passes_plainly_passes_in_little_memory() {
     let (Some(stress), Some(_)) = (installed("stress-ng"), binaries()) else { return };
-    let listed = Command::new(&stress).arg("--stressors").output().unwrap();
-    let asked = std::env::var("STRESSORS");
-    let all = asked.unwrap_or_else(|_| String::from_utf8(listed.stdout).unwrap());
-    let (mut wrong, mut passed, mut plainly) = (Vec::new(), 0, Vec::new());
+    let output = Command::new(&stress).arg("--stressors").output().unwrap();
+    let choice = std::env::var("STRESSORS");
+    let all = choice.unwrap_or_else(|_| String::from_utf8(output.stdout).unwrap());
+    let (mut failures, mut pass_count, mut plainly) = (Vec::new(), 0, Vec::new());
     for name in all.split_whitespace() {
         if LEFT_OUT.iter().any(|(other, _)| *other == name) {
             continue;
         }
         let scratch = open_scratch();
         let arguments = stressor(name, scratch.0.to_str().unwrap());
-        let mut plain = Command::new("setpriv");
-        plain.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
-        plain.args(["--bounding-set=-all", "--no-new-privs", &stress]).args(&arguments);
-        if !passes(&plain.current_dir("/").output().unwrap()) {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"]);
+        command.args(["--bounding-set=-all", "--no-new-privs", &stress]).args(&arguments);
+        if !passes(&command.current_dir("/").output().unwrap()) {
             plainly.push(name);
             continue;
         }
         match wrong_managed(&stress, &arguments) {
-            None => passed += 1,
-            Some(said) => wrong.push(format!("{name}: {said}")),
+            None => pass_count += 1,
+            Some(said) => failures.push(format!("{name}: {said}")),
         }
     }
-    println!("{passed} pass; plainly don't: {plainly:?}");
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    println!("{pass_count} pass; plainly don't: {plainly:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

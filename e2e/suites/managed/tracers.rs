@@ -24,17 +24,17 @@ fn traced(tracer: &str, arguments: &[&str]) -> Option<[Vec<u8>; 2]> {
     let scratch = Scratch::new();
     let (file, figures) = (scratch.path("trace"), scratch.path("figures"));
     let tracing = [&[tracer.as_str()], arguments, &["-o", &file]].concat();
-    let tried = Command::new(tracing[0]).args(&tracing[1..]).arg("true").output().unwrap();
-    if !tried.status.success() {
-        let said = String::from_utf8_lossy(&tried.stderr);
-        eprintln!("SKIPPED, NOTHING WAS TESTED: {tracer} can't trace `true` here: {said}");
+    let trial = Command::new(tracing[0]).args(&tracing[1..]).arg("true").output().unwrap();
+    if !trial.status.success() {
+        let errors = String::from_utf8_lossy(&trial.stderr);
+        eprintln!("SKIPPED, NOTHING WAS TESTED: {tracer} can't trace `true` here: {errors}");
         return None;
     }
     let command = [python.as_str(), "-c", SCRIPT];
     let expected = plainly(&command);
 
-    let printed = printed_in("", &FLAGS, 32, &[&tracing[..], &command].concat())?;
-    assert!(printed == expected, "{tracer} under memfold");
+    let output = printed_in("", &FLAGS, 32, &[&tracing[..], &command].concat())?;
+    assert!(output == expected, "{tracer} under memfold");
     let below = std::fs::read(&file).unwrap();
 
     let run = ["run", "--stats-file", &figures];
@@ -42,9 +42,12 @@ fn traced(tracer: &str, arguments: &[&str]) -> Option<[Vec<u8>; 2]> {
     let mut outer = Command::new(tracing[0]);
     outer.args(&tracing[1..]).arg(run.get_program()).args(run.get_args());
     let output = outer.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && output.stdout == expected, "memfold under {tracer}: {said}");
-    assert_figures(&json(&figures), &said, 32);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && output.stdout == expected,
+        "memfold under {tracer}: {errors}"
+    );
+    assert_figures(&json(&figures), &errors, 32);
     Some([below, std::fs::read(&file).unwrap()])
 }
 
@@ -85,8 +88,8 @@ fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
         for paging in ["userfaultfd", "protection"] {
             let flags = ["--limit", "12M", "--paging", paging];
             let command = [program.path.as_str(), how];
-            let Some(printed) = printed_in("", &flags, 16, &command) else { return };
-            assert_eq!(printed, b"right\n", "{how} {paging}");
+            let Some(output) = printed_in("", &flags, 16, &command) else { return };
+            assert_eq!(output, b"right\n", "{how} {paging}");
         }
     }
 }
@@ -97,15 +100,15 @@ fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
 fn started_by(tracer: &[&str], ends: &str) {
     let Some(path) = installed(tracer[0]) else { return };
     let command = [&[path.as_str()], &tracer[1..]].concat();
-    let tried = Command::new(command[0]).args(&command[1..]).output().unwrap();
-    if !String::from_utf8_lossy(&tried.stdout).contains(ends) {
-        return eprintln!("SKIPPED, NOTHING WAS TESTED: {command:?} fails here: {tried:?}");
+    let trial = Command::new(command[0]).args(&command[1..]).output().unwrap();
+    if !String::from_utf8_lossy(&trial.stdout).contains(ends) {
+        return eprintln!("SKIPPED, NOTHING WAS TESTED: {command:?} fails here: {trial:?}");
     }
     let Some(output) = managed_in("", &["--limit", "100M"], &command) else { return };
-    let (printed, said) =
+    let (text, errors) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), tried.status.code(), "{command:?}: {printed} {said}");
-    assert!(printed.contains(ends) && !printed.contains("SIGSYS"), "{command:?}: {printed} {said}");
+    assert_eq!(output.status.code(), trial.status.code(), "{command:?}: {text} {errors}");
+    assert!(text.contains(ends) && !text.contains("SIGSYS"), "{command:?}: {text} {errors}");
 }
 
 #[test]

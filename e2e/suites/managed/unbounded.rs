@@ -17,8 +17,8 @@ fn b6_an_idle_program_keeps_next_to_nothing() {
 #[test]
 fn b6_huge_pages_of_an_idle_program_come_back() {
     let program = compile("unbounded");
-    let found = folded_in("", &["--idle", "1"], 0, &[&program.path, "huge"]);
-    let Some((output, stats)) = found else { return };
+    let figures_found = folded_in("", &["--idle", "1"], 0, &[&program.path, "huge"]);
+    let Some((output, stats)) = figures_found else { return };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let figure = |name: &str| stats[name].as_u64().unwrap();
     // The kernel may make no huge pages at first.
@@ -39,11 +39,11 @@ fn b6_below_a_limit_memory_sinks_too() {
 /// Runs a promise that must not count as idle.
 fn assert_not_idle(promise: &str) {
     let program = compile("unbounded");
-    let found = folded_in("", &["--idle", "2"], 0, &[&program.path, promise]);
-    let Some((output, stats)) = found else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
-    assert_eq!(stats["idle_ns"].as_u64(), Some(0), "{said}");
+    let figures_found = folded_in("", &["--idle", "2"], 0, &[&program.path, promise]);
+    let Some((output, stats)) = figures_found else { return };
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{errors}");
+    assert_eq!(stats["idle_ns"].as_u64(), Some(0), "{errors}");
     drop(program.scratch);
 }
 

@@ -10,11 +10,11 @@ fn usemem_finds_every_byte_of_every_task() {
         "bench", "usemem", "-n", "2", "-w", "-O", "-r", "2", "16M", "--limit", "10M", "--json",
         &out,
     ];
-    let done = memfold(&bin, &arguments)
+    let output = memfold(&bin, &arguments)
         .args(["--peer", "memfold:zstd:64k+verify", "--check"])
         .output()
         .unwrap();
-    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
     let peer = &json(&out)["peers"][0];
     assert_eq!(peer["bytes_wrong"], 0);
     assert!(
@@ -31,14 +31,14 @@ fn a_report_is_written_compared_and_put_into_a_file() {
     let (first, second, readme) =
         (scratch.path("first"), scratch.path("second"), scratch.path("readme"));
     let arguments = ["bench", "report", "--quick", "--only", "blocks", "--out", &first];
-    let done = memfold(&bin, &arguments).output().unwrap();
-    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let output = memfold(&bin, &arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
     std::fs::write(&readme, "before\n<!-- report:begin -->\n<!-- report:end -->\nafter\n").unwrap();
     let earlier = format!("{first}/report.json");
     let arguments =
         ["bench", "report", "--from", &earlier, "--against", &earlier, "--out", &second];
-    let done = memfold(&bin, &arguments).args(["--readme", &readme]).output().unwrap();
-    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let output = memfold(&bin, &arguments).args(["--readme", &readme]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
     let page = std::fs::read_to_string(format!("{second}/report.html")).unwrap();
     assert!(page.contains("Ratio by block size") && page.contains("deflate, blocks of 16K"));
     let against =
@@ -54,34 +54,37 @@ fn a_report_is_written_compared_and_put_into_a_file() {
 }
 
 #[test]
-fn what_makes_no_sense_is_one_line() {
+fn error_about_nonsense_is_one_line() {
     let Some(bin) = benchmarks() else { return };
     let scratch = Scratch::new();
     let out = scratch.path("out");
-    let refused = |arguments: &[&str], why: &str| {
+    let assert_refusal = |arguments: &[&str], why: &str| {
         assert_refused(&memfold(&bin, arguments).output().unwrap(), 64, &[why]);
     };
-    refused(
+    assert_refusal(
         &["bench", "report", "--only", "everything", "--out", &out],
         "no benchmark 'everything'",
     );
-    refused(&["bench", "usemem", "--peer", "memfold:lz4:3k"], "unknown peer");
-    refused(&["bench", "usemem", "-n", "2", "16M", "--limit", "64M"], "--limit must be smaller");
-    refused(&["bench", "usemem", "-n", "0"], "-n must be");
-    let done = memfold(&bin, &["bench", "apps", "--resident", "8M"]).output().unwrap();
-    assert_refused(&done, 125, &["not provided: <CMD>"]);
+    assert_refusal(&["bench", "usemem", "--peer", "memfold:lz4:3k"], "unknown peer");
+    assert_refusal(
+        &["bench", "usemem", "-n", "2", "16M", "--limit", "64M"],
+        "--limit must be smaller",
+    );
+    assert_refusal(&["bench", "usemem", "-n", "0"], "-n must be");
+    let output = memfold(&bin, &["bench", "apps", "--resident", "8M"]).output().unwrap();
+    assert_refused(&output, 125, &["not provided: <CMD>"]);
 }
 
 #[test]
 fn help_shows_benchmarks_under_the_called_name() {
     let Some(bin) = benchmarks() else { return };
-    let said = |arguments: &[&str]| {
+    let output_of = |arguments: &[&str]| {
         let output = memfold(&bin, arguments).output().unwrap();
         assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{arguments:?}");
         String::from_utf8(output.stdout).unwrap()
     };
     for arguments in [&["bench", "--help"][..], &["bench", "help"], &["help", "bench"]] {
-        let help = said(arguments);
+        let help = output_of(arguments);
         assert!(
             help.contains("Usage: memfold bench <COMMAND>") && help.contains("  usemem "),
             "{help}"
@@ -91,7 +94,7 @@ fn help_shows_benchmarks_under_the_called_name() {
     for arguments in
         [&["bench", "walk", "--help"][..], &["bench", "help", "walk"], &["help", "bench", "walk"]]
     {
-        let help = said(arguments);
+        let help = output_of(arguments);
         assert!(
             help.contains("Usage: memfold bench walk [OPTIONS]") && help.contains("--no-memfold"),
             "{help}"
@@ -117,10 +120,10 @@ fn without_the_benchmarks_one_line_says_how_to_build_them() {
         assert_refused(&output, 125, &["memfold-bench", "cargo build --release -p memfold-bench"]);
     }
     // A program named memfold-bench in PATH, not the one beside the command.
-    let found = scratch.file("elsewhere", "#!/bin/sh\necho $0 \"$@\"\n", 0o755);
+    let script = scratch.file("elsewhere", "#!/bin/sh\necho $0 \"$@\"\n", 0o755);
     let directory = scratch.path("bin");
     std::fs::create_dir(&directory).unwrap();
-    std::fs::rename(found, format!("{directory}/memfold-bench")).unwrap();
+    std::fs::rename(script, format!("{directory}/memfold-bench")).unwrap();
     let output = memfold(&scratch.0, &["bench", "walk", "--size", "1G"])
         .env("PATH", &directory)
         .output()

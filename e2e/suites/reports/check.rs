@@ -13,8 +13,8 @@ use std::process::{Command, Output};
 #[track_caller]
 fn line(screen: &str, name: &str) -> (String, String) {
     // The names fill a column as wide as the longest. The mark follows.
-    let named = |line: &&str| line.get(..17).is_some_and(|column| column.trim_end() == name);
-    let mut lines = screen.lines().skip_while(|line| !named(line));
+    let is_of_name = |line: &&str| line.get(..17).is_some_and(|column| column.trim_end() == name);
+    let mut lines = screen.lines().skip_while(|line| !is_of_name(line));
     let first = lines.next().unwrap_or_else(|| panic!("no {name} in\n{screen}"));
     let (mark, rest) = first[17..].split_at(2);
     let below = lines.take_while(|line| line.starts_with("         "));
@@ -25,8 +25,8 @@ fn line(screen: &str, name: &str) -> (String, String) {
 #[track_caller]
 fn screen(output: &Output, status: i32) -> String {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.is_empty(), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.is_empty(), "{errors}");
     assert_eq!(output.status.code(), Some(status), "{text}");
     text
 }
@@ -58,10 +58,10 @@ fn where_run_works_it_says_so_and_each_thing_has_its_line() {
 #[test]
 fn killing_filter_is_named_and_its_child_runs_unmanaged() {
     let Some(bin) = binaries() else { return };
-    let (killing, own) = (compile("killing"), bin.join("memfold"));
+    let (killer, own) = (compile("killing"), bin.join("memfold"));
     let own = own.to_str().unwrap();
-    let filtered = |call: i64, arguments: &[&str]| {
-        let mut command = Command::new(&killing.path);
+    let command_filtered = |call: i64, arguments: &[&str]| {
+        let mut command = Command::new(&killer.path);
         command.arg(call.to_string()).arg(own).args(arguments);
         command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap()
     };
@@ -70,28 +70,33 @@ fn killing_filter_is_named_and_its_child_runs_unmanaged() {
         (libc::SYS_prctl, "prctl(PR_SET_SYSCALL_USER_DISPATCH)"),
         (libc::SYS_process_vm_readv, "process_vm_readv"),
     ] {
-        let refused = filtered(call, &["run", "--limit", "64M", "--", "true"]);
-        assert_refused(&refused, 125, &["A seccomp filter kills", name]);
-        let text = screen(&filtered(call, &["check", "--limit", "64M"]), 1);
-        let (mark, said) = line(&text, "sandbox");
-        assert!(mark == "NO" && said.contains(name), "{text}");
+        let refusal = command_filtered(call, &["run", "--limit", "64M", "--", "true"]);
+        assert_refused(&refusal, 125, &["A seccomp filter kills", name]);
+        let text = screen(&command_filtered(call, &["check", "--limit", "64M"]), 1);
+        let (mark, answer) = line(&text, "sandbox");
+        assert!(mark == "NO" && answer.contains(name), "{text}");
         let number = call.to_string();
-        let child = [killing.path.as_str(), &number, "/bin/echo", "ran"];
+        let child = [killer.path.as_str(), &number, "/bin/echo", "ran"];
         let output = crate::common::run(&bin, &[], &child);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            (output.status.code(), &output.stdout[..]),
+            (Some(0), &b"ran\n"[..]),
+            "{errors}"
+        );
         // The gate ends before a filter that refuses its own calls. Another filter kills a process
         // that begins.
-        let is_named = said.contains("runs unmanaged") && said.contains(name);
-        let is_ended = said.contains("A seccomp filter of the program refuses");
-        assert!(is_named != is_ended, "{said}");
+        let is_named = errors.contains("runs unmanaged") && errors.contains(name);
+        let is_ended = errors.contains("A seccomp filter of the program refuses");
+        assert!(is_named != is_ended, "{errors}");
     }
     // Only a swap file needs io_uring.
     let ring = libc::SYS_io_uring_setup;
-    let output = filtered(ring, &["run", "--limit", "64M", "--", "echo", "ran"]);
+    let output = command_filtered(ring, &["run", "--limit", "64M", "--", "echo", "ran"]);
     assert_eq!(output.stdout, b"ran\n", "{output:?}");
-    let swapped = filtered(ring, &["run", "--limit", "64M", "--swap", "/tmp", "--", "true"]);
-    assert_refused(&swapped, 125, &["A seccomp filter kills", "io_uring_setup"]);
+    let swap_run =
+        command_filtered(ring, &["run", "--limit", "64M", "--swap", "/tmp", "--", "true"]);
+    assert_refused(&swap_run, 125, &["A seccomp filter kills", "io_uring_setup"]);
 }
 
 #[test]
@@ -107,23 +112,23 @@ fn code_that_cant_be_written_is_named_and_not_needed() {
     let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
     let denies = scratch.compile("denies", SOURCE, &[]);
     let own = bin.join("memfold").into_os_string().into_string().unwrap();
-    let denied = |arguments: &[&str]| {
+    let command_denied = |arguments: &[&str]| {
         let mut command = Command::new(&denies);
         command.arg(&own).args(arguments).env_remove("MEMFOLD_RUN").output().unwrap()
     };
-    let checked = denied(&["check", "--limit", "64M"]);
-    if checked.status.code() == Some(77) {
-        return eprintln!("SKIPPED, NOTHING WAS TESTED: {checked:?}");
+    let check = command_denied(&["check", "--limit", "64M"]);
+    if check.status.code() == Some(77) {
+        return eprintln!("SKIPPED, NOTHING WAS TESTED: {check:?}");
     }
-    let text = screen(&checked, 0);
-    let (mark, said) = line(&text, "patching");
-    assert!(mark == "--" && said.contains("MemoryDenyWriteExecute"), "{text}");
+    let text = screen(&check, 0);
+    let (mark, answer) = line(&text, "patching");
+    assert!(mark == "--" && answer.contains("MemoryDenyWriteExecute"), "{text}");
     // Calls that are made often enough to be patched, from libc and from the program itself.
     let calls = "#include <unistd.h>
         int main(void) { for (int i = 0; i < 1000; i++) getppid(); return 3; }";
     for flags in [&["-static"][..], &[]] {
         let program = scratch.compile("calls", calls, flags);
-        let output = denied(&["run", "--limit", "64M", "--", &program]);
+        let output = command_denied(&["run", "--limit", "64M", "--", &program]);
         assert_eq!(output.status.code(), Some(3), "{output:?}");
         assert!(output.stderr.is_empty(), "{output:?}");
     }
@@ -136,8 +141,8 @@ fn an_absolute_limit_works_without_meminfo() {
     for limit in ["64M", "50%"] {
         let arguments = ["run", "--limit", limit, "--", "echo", "ran"];
         let output = crate::common::memfold_in(world, &bin, &arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((&output.stdout[..], &*said), (&b"ran\n"[..], ""), "{limit}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((&output.stdout[..], &*errors), (&b"ran\n"[..], ""), "{limit}");
     }
 }
 
@@ -194,8 +199,8 @@ fn settings_commands_and_limits_that_run_refuses_are_told() {
     let output = command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE").output().unwrap();
     let text = screen(&output, 1);
     assert!(line(&text, "addresses").1.contains("ulimit -v"), "{text}");
-    let (mark, said) = line(&text, "a program");
-    assert!(mark == "NO" && said.contains("address space"), "{text}");
+    let (mark, answer) = line(&text, "a program");
+    assert!(mark == "NO" && answer.contains("address space"), "{text}");
 }
 
 #[test]
@@ -281,7 +286,7 @@ fn container_with_device_runs_and_check_lists_refused_calls() {
         for (errno, name) in [("1", "EPERM"), ("38", "ENOSYS")] {
             let world = World { device, user, errno };
             let text = screen(&sandbox.run(&world, &["check", "--limit", "64M"]), 0);
-            let refused = line(&text, "sandbox").1;
+            let refusal = line(&text, "sandbox").1;
             for word in [
                 "a seccomp filter",
                 &format!("userfaultfd {name}"),
@@ -289,15 +294,15 @@ fn container_with_device_runs_and_check_lists_refused_calls() {
                 "pidfd_getfd EPERM",
                 "docs/containers.md",
             ] {
-                assert!(refused.contains(word), "{word}: {text}");
+                assert!(refusal.contains(word), "{word}: {text}");
             }
-            assert!(!refused.contains("prctl") && !refused.contains("membarrier"), "{text}");
+            assert!(!refusal.contains("prctl") && !refusal.contains("membarrier"), "{text}");
             assert_eq!(line(&text, "  by system call").0, "--", "{text}");
             assert_eq!(line(&text, "  by device").0, "ok", "{text}");
-            let (mark, said) = line(&text, "process_madvise");
-            assert!(mark == "--" && said.contains("--cap-add SYS_PTRACE"), "{text}");
-            let said = folds_in(&sandbox, &world);
-            assert!(said.contains(" of them major"), "the summary isn't lost: {said}");
+            let (mark, answer) = line(&text, "process_madvise");
+            assert!(mark == "--" && answer.contains("--cap-add SYS_PTRACE"), "{text}");
+            let summary = folds_in(&sandbox, &world);
+            assert!(summary.contains(" of them major"), "the summary isn't lost: {summary}");
         }
     }
 }
@@ -307,13 +312,13 @@ fn container_with_device_runs_and_check_lists_refused_calls() {
 fn folds_in(sandbox: &Sandbox, world: &World) -> String {
     let figures = open_scratch();
     let file = figures.path("stats");
-    let held = [&["run", "--stats-file", &file], &HELD[1..], &[FOLDS]].concat();
-    let output = sandbox.run(world, &held);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let command_held = [&["run", "--stats-file", &file], &HELD[1..], &[FOLDS]].concat();
+    let output = sandbox.run(world, &command_held);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{errors}");
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), folds_right());
-    crate::common::assert_figures(&json(&file), &said, 24);
-    said
+    crate::common::assert_figures(&json(&file), &errors, 24);
+    errors
 }
 
 #[test]
@@ -323,18 +328,18 @@ fn container_without_device_pages_by_protection_and_check_helps() {
         for errno in ["1", "38"] {
             let world = World { device, user, errno };
             let text = screen(&sandbox.run(&world, &["check", "--limit", "64M"]), 0);
-            let (mark, said) = line(&text, "userfaultfd");
-            assert!(mark == "--" && said.contains("--device /dev/userfaultfd"), "{text}");
+            let (mark, answer) = line(&text, "userfaultfd");
+            assert!(mark == "--" && answer.contains("--device /dev/userfaultfd"), "{text}");
             assert_eq!(line(&text, "protection").0, "ok", "{text}");
-            let (mark, said) = line(&text, "faults");
-            assert!(mark == "--" && said.contains("--paging protection"), "{text}");
-            let said = folds_in(&sandbox, &world);
+            let (mark, answer) = line(&text, "faults");
+            assert!(mark == "--" && answer.contains("--paging protection"), "{text}");
+            let summary = folds_in(&sandbox, &world);
             let warnings: Vec<&str> =
-                said.lines().filter(|line| line.contains("warning")).collect();
+                summary.lines().filter(|line| line.contains("warning")).collect();
             let words = ["--paging protection", "userfaultfd", "seccomp", "device"];
             assert!(
                 matches!(warnings[..], [line] if words.iter().all(|word| line.contains(word))),
-                "{said}"
+                "{summary}"
             );
         }
     }

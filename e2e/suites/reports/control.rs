@@ -24,16 +24,16 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
     let mut holder = Holder::start(&bin, &scratch, &["--limit", "256M"], &program.path, "96");
     assert!(holder.resident_mib() >= 96);
     let pid = holder.pid.to_string();
-    let said = text(&ask(&bin, &scratch, &["set", &pid, "--limit", "64M"]));
-    assert!(said.contains("limit 64.0 MiB, resident limit none"), "{said}");
+    let answer = text(&ask(&bin, &scratch, &["set", &pid, "--limit", "64M"]));
+    assert!(answer.contains("limit 64.0 MiB, resident limit none"), "{answer}");
     holder.wait_for("limit 64M", |mib| mib <= 64);
     holder.check();
     holder.wait_for("limit 64M, all touched", |mib| mib <= 64);
     // The PID of `memfold run` itself is accepted too.
     let runner = holder.runner.id().to_string();
-    let said =
+    let answer =
         text(&ask(&bin, &scratch, &["set", &runner, "--limit", "none", "--resident", "24M"]));
-    assert!(said.contains("limit none, resident limit 24.0 MiB"), "{said}");
+    assert!(answer.contains("limit none, resident limit 24.0 MiB"), "{answer}");
     holder.wait_for("resident 24M, the rest compressed", |mib| mib <= 24 + 32);
     holder.check();
     text(&ask(&bin, &scratch, &["set", &pid, "--limit", "256M", "--resident", "none"]));
@@ -57,20 +57,20 @@ fn slowdown_of_a_live_run_is_shown_by_limit() {
     text(&ask(&bin, &scratch, &["set", &pid, "--limit", "64M"]));
     holder.wait_for("limit 64M", |mib| mib <= 64);
     let begin = Instant::now();
-    let shown = loop {
+    let output_shown = loop {
         holder.check();
-        let shown = ask(&bin, &scratch, &["curve", "--json", &pid]);
-        if shown.status.success() {
-            break text(&shown);
+        let curve = ask(&bin, &scratch, &["curve", "--json", &pid]);
+        if curve.status.success() {
+            break text(&curve);
         }
-        assert!(begin.elapsed() < HANG, "{shown:?}");
+        assert!(begin.elapsed() < HANG, "{curve:?}");
     };
-    let points: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let points: serde_json::Value = serde_json::from_str(&output_shown).unwrap();
     let points = points.as_array().unwrap();
     let of = |name: &'static str| points.iter().map(move |one| one[name].as_f64().unwrap());
-    assert!(of("percent").zip(of("percent").skip(1)).all(|(a, b)| a >= b), "{shown}");
-    assert!(of("limit_bytes").zip(of("limit_bytes").skip(1)).all(|(a, b)| a < b), "{shown}");
-    assert!(of("percent").next_back() == Some(0.0), "{shown}");
+    assert!(of("percent").zip(of("percent").skip(1)).all(|(a, b)| a >= b), "{output_shown}");
+    assert!(of("limit_bytes").zip(of("limit_bytes").skip(1)).all(|(a, b)| a < b), "{output_shown}");
+    assert!(of("percent").next_back() == Some(0.0), "{output_shown}");
     assert!(text(&ask(&bin, &scratch, &["curve", &pid])).contains("slowdown by limit"));
     assert!(text(&ask(&bin, &scratch, &["curve", "--svg", &pid])).starts_with("<svg"));
     let both = ["curve", "--svg", "--json", &pid];
@@ -88,10 +88,10 @@ fn a_small_process_is_found_by_its_number_too() {
     scratch.file("small", "#!/bin/sh\necho ready $$\nread line || true\n", 0o755);
     let holder = Holder::start(&bin, &scratch, &["--limit", "256M"], &script, "");
     let pid = holder.pid.to_string();
-    let said = text(&ask(&bin, &scratch, &["stat", &pid]));
-    assert!(said.contains("limit 256.0 MiB"), "{said}");
-    let said = text(&ask(&bin, &scratch, &["set", &pid, "--limit", "128M"]));
-    assert!(said.contains("limit 128.0 MiB, resident limit none"), "{said}");
+    let answer = text(&ask(&bin, &scratch, &["stat", &pid]));
+    assert!(answer.contains("limit 256.0 MiB"), "{answer}");
+    let answer = text(&ask(&bin, &scratch, &["set", &pid, "--limit", "128M"]));
+    assert!(answer.contains("limit 128.0 MiB, resident limit none"), "{answer}");
     holder.end();
 }
 
@@ -187,7 +187,7 @@ fn run_without_an_engine_is_listed_with_its_memory() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn nonsense_is_refused_and_changes_nothing() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
     let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
@@ -221,7 +221,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn what_a_killed_run_leaves_is_taken_away() {
+fn remains_of_a_killed_run_are_removed() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
     let mut holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "8");
@@ -333,8 +333,8 @@ fn a_reader_that_has_gone_is_no_failure() {
     };
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let done = list(writer.into());
-    assert_eq!((done.status.code(), done.stderr.len()), (Some(0), 0));
+    let output = list(writer.into());
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     assert_refused(&list(full.into()), 125, &["Writing to stdout failed"]);
 }

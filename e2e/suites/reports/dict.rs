@@ -27,23 +27,23 @@ fn a_dictionary_is_trained_written_and_used_if_it_wins() {
     std::fs::write(&input, records(4 << 20)).unwrap();
     for codec in ["lz4", "zstd:3"] {
         let arguments = ["dict", "train", "--codec", codec, "--out", &out, &input];
-        let done = memfold(&bin, &arguments).output().unwrap();
-        assert_eq!(done.status.code(), Some(0), "{done:?}");
+        let output = memfold(&bin, &arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
         assert!(memfold_store::Dictionary::from_file(&std::fs::read(&out).unwrap()).is_ok());
         let arguments = ["run", "--limit", "64M", "--codec", codec, "--canned", &out, "--", "true"];
-        let done = memfold(&bin, &arguments).output().unwrap();
-        assert_eq!(done.status.code(), Some(0), "{done:?}");
+        let output = memfold(&bin, &arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
         std::fs::remove_file(&out).unwrap();
     }
     let mut random = Random::new(1);
     let noise = std::iter::repeat_with(|| random.word() as u8);
     std::fs::write(&input, noise.take(1 << 20).collect::<Vec<u8>>()).unwrap();
     let arguments = ["dict", "train", "--out", &out, &input];
-    let done = memfold(&bin, &arguments).output().unwrap();
-    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    let output = memfold(&bin, &arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(
         !std::path::Path::new(&out).exists()
-            && String::from_utf8_lossy(&done.stdout).contains("not written")
+            && String::from_utf8_lossy(&output.stdout).contains("not written")
     );
 }
 

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 fn printed(bin: &Path, arguments: &[&str]) -> String {
-    let done = memfold(bin, arguments).output().unwrap();
-    assert_eq!(done.status.code(), Some(0), "{done:?}");
-    String::from_utf8(done.stdout).unwrap()
+    let output = memfold(bin, arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Returns what bash completes for a line without bash-completion, sorted.
@@ -19,9 +19,9 @@ fn completed(script: &str, words: &[&str]) -> Vec<String> {
         words.iter().map(|word| format!("'{word}' ")).collect::<String>(),
         words.len() - 1,
     );
-    let done = Command::new("bash").args(["-c", &line]).output().unwrap();
+    let output = Command::new("bash").args(["-c", &line]).output().unwrap();
     let mut lines: Vec<String> =
-        String::from_utf8(done.stdout).unwrap().lines().map(str::to_string).collect();
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_string).collect();
     lines.sort();
     lines.dedup();
     lines
@@ -47,8 +47,8 @@ fn zsh_and_fish_scripts_have_every_subcommand_and_flag() {
             assert!(script.contains(word), "{shell}: no {word}");
         }
     }
-    let done = memfold(&bin, &["completions", "tcsh"]).output().unwrap();
-    assert_refused(&done, 125, &["tcsh", "bash, zsh, fish"]);
+    let output = memfold(&bin, &["completions", "tcsh"]).output().unwrap();
+    assert_refused(&output, 125, &["tcsh", "bash, zsh, fish"]);
 }
 
 #[test]

@@ -37,24 +37,27 @@ fn end_by_a_signal_is_explained_in_three_lines() {
         ("SYS", "a seccomp filter refused a system call"),
     ] {
         let Some(output) = ended_by(signal) else { return };
-        let said = said(&output);
-        assert!(said.starts_with(&format!("memfold: SIG{signal} ended the program")), "{said}");
-        assert!(said.lines().count() == 3 && said.contains(words), "{said}");
-        assert!(said.contains("(limit 64.0 MiB)"), "{said}");
+        let text = said(&output);
+        assert!(text.starts_with(&format!("memfold: SIG{signal} ended the program")), "{text}");
+        assert!(text.lines().count() == 3 && text.contains(words), "{text}");
+        assert!(text.contains("(limit 64.0 MiB)"), "{text}");
     }
 }
 
 #[test]
 fn end_by_a_cpu_limit_of_the_program_names_it() {
     let Some(bin) = binaries() else { return };
-    let explained = |script: &str| said(&run(&bin, &[], &["sh", "-c", script]));
+    let explanation_of = |script: &str| said(&run(&bin, &[], &["sh", "-c", script]));
     // Both kinds of CPU time count. The scheduler may have counted less than a second.
     for script in ["while :; do :; done", "while :; do read x < /proc/self/stat; done"] {
-        let said = explained(&format!("ulimit -t 1; {script}"));
-        assert!(said.contains("It used the 1 s of CPU time that `ulimit -t` allows it."), "{said}");
+        let explanation = explanation_of(&format!("ulimit -t 1; {script}"));
+        assert!(
+            explanation.contains("It used the 1 s of CPU time that `ulimit -t` allows it."),
+            "{explanation}"
+        );
     }
-    let said = explained("ulimit -t 1; kill -9 $$");
-    assert!(said.contains("memfold does not know who sent it"), "{said}");
+    let explanation = explanation_of("ulimit -t 1; kill -9 $$");
+    assert!(explanation.contains("memfold does not know who sent it"), "{explanation}");
 }
 
 #[test]
@@ -63,12 +66,12 @@ fn limits_of_address_space_are_named_if_they_can_be_reached() {
     let memfold = memfold(&bin, &["run", "--limit", "64M", "--", "sh", "-c", "kill -SEGV $$"]);
     let huge = (i64::MAX as u64) >> 10;
     let script = format!("ulimit -c 0; ulimit -v {huge}; ulimit -d {}; exec \"$@\"", 64u64 << 30);
-    let mut limited = Command::new("sh");
-    limited.args(["-c", &script, "sh"]).arg(memfold.get_program()).args(memfold.get_args());
-    let said = said(&limited.output().unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, "sh"]).arg(memfold.get_program()).args(memfold.get_args());
+    let text = said(&shell.output().unwrap());
     assert!(
-        said.contains("`ulimit -d` is 65536.00 GiB") && !said.contains("`ulimit -v`"),
-        "{said}"
+        text.contains("`ulimit -d` is 65536.00 GiB") && !text.contains("`ulimit -v`"),
+        "{text}"
     );
 }
 
@@ -92,16 +95,16 @@ fn heap_limit_of_node_is_named_with_its_flag() {
     let script = "const all = []; for (;;) all.push(new Array(1000).fill(1.5))";
     let command = [&node, "--max-old-space-size=30", "-e", script];
     let arguments = [&["run", "--limit", "512M", "--"], &command[..]].concat();
-    let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -c 0; exec \"$@\"", "sh"]);
-    let started = memfold(&bin, &arguments);
-    let output = limited.arg(started.get_program()).args(started.get_args()).output().unwrap();
-    let said = said(&output);
-    assert_eq!(output.status.code(), Some(134), "{said}");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -c 0; exec \"$@\"", "sh"]);
+    let command = memfold(&bin, &arguments);
+    let output = shell.arg(command.get_program()).args(command.get_args()).output().unwrap();
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(134), "{text}");
     assert!(
-        said.contains("If node reported that it reached its heap limit: --max-old-space-size=MIB")
-            && said.contains("now 30"),
-        "{said}"
+        text.contains("If node reported that it reached its heap limit: --max-old-space-size=MIB")
+            && text.contains("now 30"),
+        "{text}"
     );
 }
 
@@ -118,8 +121,8 @@ fn run_in(group: &MemoryCgroup, flags: &[&str], command: &[&str]) -> Option<Outp
 fn kill_by_the_kernel_names_its_cgroup() {
     let Some(group) = MemoryCgroup::new(64 << 20) else { return };
     let Some(output) = run_in(&group, &[], &["python3", "-c", FILLS]) else { return };
-    let said = said(&output);
-    assert_eq!(output.status.code(), Some(137), "{said}");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(137), "{text}");
     for words in [
         "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup during the run, because",
         &format!("{} reached its memory.", group.folder.display()),
@@ -128,9 +131,9 @@ fn kill_by_the_kernel_names_its_cgroup() {
         "The cgroup also counts page cache",
         "A lower --limit would not help",
     ] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(text.contains(words), "{words}: {text}");
     }
-    assert_eq!(said.lines().count(), 3, "{said}");
+    assert_eq!(text.lines().count(), 3, "{text}");
 }
 
 #[test]
@@ -139,7 +142,7 @@ fn kill_of_a_child_is_counted_in_the_summary() {
     let script = r#"python3 -c "$1"; exit 0"#;
     let output = run_in(&group, &["--summary"], &["sh", "-c", script, "sh", FILLS]);
     let Some(output) = output else { return };
-    let said = said(&output);
-    assert!(output.status.success() && !said.contains("ended the program"), "{said}");
-    assert!(said.contains("the kernel's OOM killer ended 1 process of this cgroup"), "{said}");
+    let text = said(&output);
+    assert!(output.status.success() && !text.contains("ended the program"), "{text}");
+    assert!(text.contains("the kernel's OOM killer ended 1 process of this cgroup"), "{text}");
 }

@@ -16,9 +16,9 @@ fn assert_folded(launcher: &[&str]) {
     let heap = compile("heap");
     let command = [launcher, &[heap.path.as_str(), "fast"]].concat();
     let Some((output, _)) = folded_in("", FLAGS, LEAST_MIB, &command) else { return };
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{said}");
-    assert!(!said.contains("warning"), "{launcher:?}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{errors}");
+    assert!(!errors.contains("warning"), "{launcher:?}: {errors}");
 }
 
 /// gperftools' full allocator is left out: it recurses in libc functions that the library replaces,
@@ -40,37 +40,37 @@ fn child_with_a_preloaded_allocator_is_folded() {
         );
         let load = format!("LD_PRELOAD={name}");
         let python = ["/usr/bin/python3", "-c", &script];
-        let inside = [&["env", &load], &python[..]].concat();
-        let Some(printed) = printed_in("", FLAGS, LEAST_MIB, &inside) else { return };
-        assert_eq!(printed, format!("{name}\n").as_bytes());
+        let words_inside = [&["env", &load], &python[..]].concat();
+        let Some(output_inside) = printed_in("", FLAGS, LEAST_MIB, &words_inside) else { return };
+        assert_eq!(output_inside, format!("{name}\n").as_bytes());
         let (Some(bin), scratch) = (binaries(), Scratch::new()) else { return };
         let figures = scratch.path("figures");
         let words = ["run", "--resident", "16M", "--stats-file", &figures, "--"];
-        let mut outside = memfold(&bin, &[&words[..], &python].concat());
-        let output = outside.env("LD_PRELOAD", name).output().unwrap();
-        assert!(output.status.success() && output.stdout == printed, "{name}: {output:?}");
+        let mut command_outside = memfold(&bin, &[&words[..], &python].concat());
+        let output = command_outside.env("LD_PRELOAD", name).output().unwrap();
+        assert!(output.status.success() && output.stdout == output_inside, "{name}: {output:?}");
         assert!(json(&figures)["peak_folded_bytes"].as_u64() > Some(LEAST_MIB << 20), "{name}");
     }
 }
 
 #[test]
 fn child_with_an_empty_environment_is_folded() {
-    let passed = compile("passed");
+    let environment_program = compile("passed");
     assert_folded(&["env", "-i"]);
     assert_folded(&["sh", "-c", "unset LD_PRELOAD MEMFOLD_RUN; exec env -i \"$@\"", "sh"]);
     for how in ["null", "empty", "at", "vfork", "spawn", "600", "15000"] {
-        assert_folded(&[&passed.path, how]);
+        assert_folded(&[&environment_program.path, how]);
     }
 }
 
 #[test]
 fn child_of_a_sandbox_that_clears_the_environment_is_folded() {
     let Some(bwrap) = installed("bwrap") else { return };
-    let bare = [&bwrap, "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--clearenv"];
-    if !Command::new(bare[0]).args(&bare[1..]).arg("/bin/true").status().unwrap().success() {
+    let sandbox = [&bwrap, "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--clearenv"];
+    if !Command::new(sandbox[0]).args(&sandbox[1..]).arg("/bin/true").status().unwrap().success() {
         return missing("bwrap can't make namespaces here");
     }
-    assert_folded(&bare);
+    assert_folded(&sandbox);
 }
 
 /// Returns what `program` prints of its environment under memfold, started by `launcher`.
@@ -82,18 +82,19 @@ fn shown(bin: &Path, launcher: &[&str], program: &str) -> String {
 
 #[test]
 fn program_and_its_children_see_only_their_own_environment() {
-    let (Some(bin), passed) = (binaries(), compile("passed")) else { return };
-    let path = passed.path.as_str();
-    let plain = Command::new(path).arg("show").output().unwrap();
-    let plain = String::from_utf8(plain.stdout).unwrap();
-    assert!(plain.contains("PATH=") && !plain.contains("MEMFOLD_RUN="), "{plain}");
-    assert_eq!(shown(&bin, &[], path), plain);
-    assert_eq!(shown(&bin, &["env"], path), plain);
+    let (Some(bin), environment_program) = (binaries(), compile("passed")) else { return };
+    let path = environment_program.path.as_str();
+    let baseline = Command::new(path).arg("show").output().unwrap();
+    let baseline = String::from_utf8(baseline.stdout).unwrap();
+    assert!(baseline.contains("PATH=") && !baseline.contains("MEMFOLD_RUN="), "{baseline}");
+    assert_eq!(shown(&bin, &[], path), baseline);
+    assert_eq!(shown(&bin, &["env"], path), baseline);
     assert_eq!(
         shown(&bin, &["env", "-i", "A=1", "LD_PRELOAD=", "B=2"], path),
         "A=1\nLD_PRELOAD=\nB=2\n"
     );
-    let other = passed.scratch.compile("other.so", "int other;", &["-shared", "-fPIC"]);
+    let other =
+        environment_program.scratch.compile("other.so", "int other;", &["-shared", "-fPIC"]);
     let load = format!("LD_PRELOAD={other} {other}");
     assert_eq!(
         shown(&bin, &["env", "-i", &load, "Z=9", path, "vfork", "/usr/bin/env", &load], path),
@@ -110,25 +111,25 @@ fn exec_that_fails_is_not_reported() {
     let script =
         "PATH=/no:/nor:/usr/bin:/bin exec env -i PATH=/no:/nor/that:/bin sh -c 'exec echo ran'";
     let output = run(&bin, &["--summary"], &["sh", "-c", script]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && output.stdout == b"ran\n", "{said}");
-    assert!(!said.contains("warning") && !said.contains("memfold can't manage"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && output.stdout == b"ran\n", "{errors}");
+    assert!(!errors.contains("warning") && !errors.contains("memfold can't manage"), "{errors}");
 }
 
 /// Asserts that a run had no unmanaged program and no warning.
 #[track_caller]
 fn assert_managed(output: &Output) {
-    let said = String::from_utf8_lossy(&output.stderr);
+    let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{output:?}");
-    assert!(!said.contains("warning") && !said.contains("memfold can't manage"), "{said}");
+    assert!(!errors.contains("warning") && !errors.contains("memfold can't manage"), "{errors}");
 }
 
 /// The library itself loads a program of musl. It needs nothing of a new glibc.
 #[test]
 fn child_of_another_c_library_is_managed_with_its_own_environment() {
-    let (Some(bin), passed) = (binaries(), compile("passed")) else { return };
+    let (Some(bin), environment_program) = (binaries(), compile("passed")) else { return };
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
-    let (source, scratch) = (format!("{sources}/passed.c"), &passed.scratch);
+    let (source, scratch) = (format!("{sources}/passed.c"), &environment_program.scratch);
     let expected = "A=1\n";
     let script = |program: &str| format!("env -i A=1 {program} show; exit $?");
     if let Some(musl) = installed("musl-gcc") {
@@ -149,8 +150,8 @@ fn child_of_another_c_library_is_managed_with_its_own_environment() {
     fs::set_permissions(&ours, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let program = scratch.path("old");
     let link = format!("-Wl,--dynamic-linker={linker}");
-    let built = Command::new("gcc").args(["-o", &program, "-pthread", &source, &link]).status();
-    assert!(built.unwrap().success());
+    let status = Command::new("gcc").args(["-o", &program, "-pthread", &source, &link]).status();
+    assert!(status.unwrap().success());
     let maps = format!("env -i A=1 {program} at /bin/cat /proc/self/environ; exit $?");
     let output = run(&bin, &["--summary"], &["sh", "-c", &script(&program)]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected);

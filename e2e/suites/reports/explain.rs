@@ -38,9 +38,9 @@ fn wait_for(bin: &Path, scratch: &Scratch, pid: u32, wanted: impl Fn(&Value) -> 
 }
 
 fn explained_percent(about: &Value) -> u64 {
-    let [explained, resident] =
+    let [explained_bytes, resident] =
         ["explained_bytes", "resident_bytes"].map(|name| about[name].as_u64().unwrap());
-    explained * 100 / resident
+    explained_bytes * 100 / resident
 }
 
 #[test]

@@ -52,8 +52,8 @@ fn metrics_have_the_figures_of_every_run_and_group() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
     let own = |command: &mut Command| command.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap();
-    let done = own(&mut memfold(&bin, &["set", "--group", "some", "--limit", "1G"]));
-    assert!(done.status.success());
+    let output = own(&mut memfold(&bin, &["set", "--group", "some", "--limit", "1G"]));
+    assert!(output.status.success());
     let mut one = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "96");
     let two = Holder::start(&bin, &scratch, &["--group", "some"], &program.path, "8");
     let name = format!("memfold_fault_pool_time_seconds_count{{run=\"{}\"", one.runner.id());
@@ -64,8 +64,8 @@ fn metrics_have_the_figures_of_every_run_and_group() {
     let mut values = BTreeMap::new();
     for _ in 0..50 {
         one.check();
-        let printed = own(&mut memfold(&bin, &["metrics"]));
-        values = parsed(&String::from_utf8(printed.stdout).unwrap());
+        let output = own(&mut memfold(&bin, &["metrics"]));
+        values = parsed(&String::from_utf8(output.stdout).unwrap());
         if has_times(&values) {
             break;
         }
@@ -120,8 +120,8 @@ fn metrics_are_served_until_the_server_is_ended() {
     // A request that is too long or breaks off harms no other.
     assert!(get(address, &"x".repeat(20_000)).starts_with("HTTP/1.1 431"));
     drop(TcpStream::connect(address).unwrap());
-    let taken = listen(address).output().unwrap();
-    assert_refused(&taken, 125, &[address, "in use"]);
+    let refusal = listen(address).output().unwrap();
+    assert_refused(&refusal, 125, &[address, "in use"]);
     assert_refused(&listen("nonsense").output().unwrap(), 125, &["--listen: nonsense"]);
     assert!(get(address, "/metrics").starts_with("HTTP/1.1 200"));
 }

@@ -100,8 +100,8 @@ fn help_and_version_are_no_failure() {
         } else {
             format!("[:{low}..{high}], {} by default", codec.level_default)
         };
-        let said = format!("{}{levels} {}", codec.name, codec.help);
-        assert!(words.contains(&said), "{said}");
+        let line = format!("{}{levels} {}", codec.name, codec.help);
+        assert!(words.contains(&line), "{line}");
     }
     assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
 }
@@ -128,8 +128,8 @@ fn a_program_given_to_the_dynamic_linker_is_managed() {
     for linker in [linker, real.to_str().unwrap()] {
         let command = [linker, "--argv0", "other", "--inhibit-cache", &program, "word"];
         let output = run(&bin, &["--stats-file", &stats], &command);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), &*said), (Some(0), ""));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*errors), (Some(0), ""));
         assert_eq!(output.stdout, Command::new(&program).arg("word").output().unwrap().stdout);
         let stats = crate::common::json(&stats);
         assert!(
@@ -137,8 +137,12 @@ fn a_program_given_to_the_dynamic_linker_is_managed() {
                 && stats["peak_bytes"].as_u64() < Some(80 << 20)
         );
     }
-    let fixed = scratch.compile("fixed", source, &["-static"]);
-    assert_refused(&run(&bin, &[], &[linker, &fixed]), 125, &[&fixed, "without the linker"]);
+    let static_program = scratch.compile("fixed", source, &["-static"]);
+    assert_refused(
+        &run(&bin, &[], &[linker, &static_program]),
+        125,
+        &[&static_program, "without the linker"],
+    );
     assert_eq!(run(&bin, &[], &[linker, "--version"]).status.code(), Some(0));
     assert_eq!(run(&bin, &[], &[linker, "/no/such/program"]).status.code(), Some(127));
 }
@@ -155,8 +159,8 @@ fn programs_that_gain_privileges_are_refused() {
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(run(&bin, &[], &[&program]).status.code(), Some(0));
     // Only root can give a file capabilities.
-    let given = Command::new("setcap").args(["cap_net_raw+ep", &program]).output();
-    if given.is_ok_and(|output| output.status.success()) {
+    let output = Command::new("setcap").args(["cap_net_raw+ep", &program]).output();
+    if output.is_ok_and(|output| output.status.success()) {
         assert_refused(&run(&bin, &[], &[&program]), 125, &[&program, "capabilities"]);
     }
 }

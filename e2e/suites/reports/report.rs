@@ -38,14 +38,14 @@ fn every_process_has_its_own_figures_also_after_a_crash() {
     let small = compile("small");
     let script = format!("ulimit -c 0; {0} ends; {0} crashes; {0} ends", small.path);
     let output = run(&bin, &["--stats-file", &path], &["sh", "-c", &script]);
-    let mut started: Vec<u64> =
+    let mut pids_started: Vec<u64> =
         String::from_utf8(output.stdout).unwrap().lines().map(|l| l.parse().unwrap()).collect();
     let stats = json(&path);
     let processes = stats["processes"].as_array().unwrap();
-    let mut counted: Vec<u64> = processes.iter().map(|p| p["pid"].as_u64().unwrap()).collect();
-    started.sort_unstable();
-    counted.sort_unstable();
-    assert_eq!(counted, started);
+    let mut pids_counted: Vec<u64> = processes.iter().map(|p| p["pid"].as_u64().unwrap()).collect();
+    pids_started.sort_unstable();
+    pids_counted.sort_unstable();
+    assert_eq!(pids_counted, pids_started);
     assert!(processes.iter().all(|p| p["faults"].is_u64() && p["zswpout_64K"].is_u64()));
 }
 
@@ -107,10 +107,10 @@ int main(int count, char **words) {
 fn equal_runs_have_equal_ratios() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    let (filled, path) = (scratch.compile("filled", FILLED, &["-O1"]), scratch.path("s.json"));
+    let (program, path) = (scratch.compile("filled", FILLED, &["-O1"]), scratch.path("s.json"));
     for (what, least) in [("", 500.0), ("abc", 100.0)] {
         let ratio = || {
-            let output = run(&bin, &["--stats-file", &path], &[&filled, "0", what]);
+            let output = run(&bin, &["--stats-file", &path], &[&program, "0", what]);
             assert!(output.status.success(), "{output:?}");
             json(&path)["ratio"].as_f64().unwrap()
         };
@@ -124,8 +124,8 @@ fn equal_runs_have_equal_ratios() {
 fn processes_that_follow_one_another_have_the_peak_of_one() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    let (filled, path) = (scratch.compile("filled", FILLED, &["-O1"]), scratch.path("s.json"));
-    let script = format!("for i in 1 2 3 4; do {filled} 0 abc; done");
+    let (program, path) = (scratch.compile("filled", FILLED, &["-O1"]), scratch.path("s.json"));
+    let script = format!("for i in 1 2 3 4; do {program} 0 abc; done");
     let output = run(&bin, &["--summary", "--stats-file", &path], &["sh", "-c", &script]);
     let stats = json(&path);
     let peak = stats["peak_bytes"].as_u64().unwrap();
@@ -134,25 +134,25 @@ fn processes_that_follow_one_another_have_the_peak_of_one() {
     assert_eq!(own.len(), 4);
     let largest = *own.iter().max().unwrap();
     assert!((largest..largest * 3 / 2).contains(&peak), "{peak} of {own:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!said.contains("at most") && said.contains("4 processes"), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!errors.contains("at most") && errors.contains("4 processes"), "{errors}");
 }
 
 #[test]
 fn summary_claims_no_distance_for_dead_or_unmanaged_runs() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    let filled = scratch.compile("filled", FILLED, &["-O1"]);
+    let program = scratch.compile("filled", FILLED, &["-O1"]);
     let cases: &[(&[&str], &str)] = &[
         (&["sh", "-c", "kill -SEGV $$"], "ended with status 139"),
         (&["sh", "-c", "exit 7"], "ended with status 7"),
-        (&["env", "MEMFOLD_DISABLE=1", &filled], "the largest process had 20"),
+        (&["env", "MEMFOLD_DISABLE=1", &program], "the largest process had 20"),
     ];
     for (command, words) in cases {
         let output = run(&bin, &["--summary"], command);
         let text = String::from_utf8_lossy(&output.stderr);
-        let said = text.lines().last().unwrap();
-        assert!(said.contains("nothing was folded") && said.contains(words), "{command:?}: {text}");
+        let line = text.lines().last().unwrap();
+        assert!(line.contains("nothing was folded") && line.contains(words), "{command:?}: {text}");
         assert!(!text.contains("never"), "{text}");
     }
 }

@@ -78,11 +78,11 @@ fn log_flag_appends_all_messages_to_the_file() {
         (text(&output.stdout), text(&output.stderr)),
         ("right\n".to_string(), String::new())
     );
-    let found = fs::read_to_string(&log).unwrap();
-    let lines: Vec<_> = found.lines().collect();
+    let text = fs::read_to_string(&log).unwrap();
+    let lines: Vec<_> = text.lines().collect();
     assert!(
         lines[0] == "before" && lines[1].contains("can't be kept") && lines.len() > 3,
-        "{found}"
+        "{text}"
     );
     let output = run(&bin, &["--log", "/dev/full"], &["sh", "-c", "kill -9 $$"]);
     let lines = self::said(&output);
@@ -99,22 +99,22 @@ fn log_flag_appends_all_messages_to_the_file() {
 fn log_has_the_level_and_the_form_that_were_asked_for() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    let logged = |level: &str| -> Vec<serde_json::Value> {
+    let log_lines = |level: &str| -> Vec<serde_json::Value> {
         let log = scratch.file("log", "", 0o644);
         let flags = ["--log", &log, "--summary", "--log-level", level, "--log-format", "json"];
         let output = run(&bin, &flags, &["python3", RANDOM, "150"]);
         assert_eq!(text(&output.stdout), "right\n", "{output:?}");
-        let found = fs::read_to_string(&log).unwrap();
-        found.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+        let text = fs::read_to_string(&log).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
     };
-    let (all, warnings) = (logged("info"), logged("warning"));
+    let (all, warnings) = (log_lines("info"), log_lines("warning"));
     let levels = |lines: &[serde_json::Value]| -> Vec<String> {
         lines.iter().map(|line| line["level"].as_str().unwrap().to_string()).collect()
     };
     assert!(levels(&all)[0] == "warning" && levels(&all).iter().any(|level| level == "info"));
     assert!(all.iter().any(|line| line["message"].as_str().unwrap().starts_with("peak ")));
     assert!(!warnings.is_empty() && levels(&warnings).iter().all(|level| level == "warning"));
-    assert_eq!(logged("error"), Vec::<serde_json::Value>::new());
+    assert_eq!(log_lines("error"), Vec::<serde_json::Value>::new());
     for flags in [["--log-level", "loud"], ["--log-format", "xml"]] {
         assert_refused(&run(&bin, &flags, &["echo", "ran"]), 125, &flags);
     }
@@ -144,9 +144,9 @@ print(all(it == page(n) for n, it in enumerate(pages)))
     let flags = ["--resident", "40M", "--log", &log];
     let command = ["python3", "-c", script, &log];
     let Some((output, _)) = folded_in(&world, &flags, 32, &command) else { return };
-    let found = fs::read_to_string(&log).unwrap();
-    assert_eq!(text(&output.stdout), "True\n", "{output:?} {found}");
-    assert_eq!(found.matches("starting engine threads").count(), 1, "{found}");
+    let log_text = fs::read_to_string(&log).unwrap();
+    assert_eq!(text(&output.stdout), "True\n", "{output:?} {log_text}");
+    assert_eq!(log_text.matches("starting engine threads").count(), 1, "{log_text}");
 }
 
 /// A daemon outlives `memfold run`, so its messages can't be printed.
@@ -154,17 +154,17 @@ print(all(it == page(n) for n, it in enumerate(pages)))
 fn process_outliving_run_is_managed_and_prints_its_own_end() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    let (out, done) = (scratch.path("out"), scratch.path("done"));
+    let (out, mark) = (scratch.path("out"), scratch.path("done"));
     let script = r#"run=$PPID; (while kill -0 $run; do sleep 0.02; done; python3 "$1" 150 >"$2" 2>&1; echo $? >"$3.new"; mv "$3.new" "$3") </dev/null >/dev/null 2>&1 &"#;
     let output =
-        run(&bin, &["--on-full", "stop"], &["sh", "-c", script, "sh", RANDOM, &out, &done]);
+        run(&bin, &["--on-full", "stop"], &["sh", "-c", script, "sh", RANDOM, &out, &mark]);
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     let begin = std::time::Instant::now();
-    while !std::path::Path::new(&done).exists() {
+    while !std::path::Path::new(&mark).exists() {
         assert!(begin.elapsed().as_secs() < 600, "the daemon does not end");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let (status, words) = (fs::read_to_string(done).unwrap(), fs::read_to_string(out).unwrap());
+    let (status, words) = (fs::read_to_string(mark).unwrap(), fs::read_to_string(out).unwrap());
     assert!(status == "125\n" && words.contains("--on-full stop"), "{status} {words}");
 }
 
@@ -177,8 +177,8 @@ fn an_occupied_directory_of_sockets_is_named() {
     let path = format!("/tmp/memfold-{}", unsafe { libc::geteuid() });
     // A directory of another user. Only this one is mounted over, because memfold itself may lie in
     // /tmp.
-    let occupied = format!("mkdir -p -m 700 {path} && mount -t tmpfs -o uid=54321 none {path}");
-    let world = format!("{occupied} && exec env -u XDG_RUNTIME_DIR \"$@\"");
+    let script = format!("mkdir -p -m 700 {path} && mount -t tmpfs -o uid=54321 none {path}");
+    let world = format!("{script} && exec env -u XDG_RUNTIME_DIR \"$@\"");
     let Some(output) = managed_in(&world, &["--limit", "64M"], &["/bin/echo", "ran"]) else {
         return;
     };
@@ -237,7 +237,7 @@ fn assert_says(output: &Output, words: &[&str]) {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn what_is_refused_or_never_folded_is_said_once() {
+fn refusals_and_unfolded_memory_are_reported_once() {
     let Some(bin) = binaries() else { return };
     let program = compile("unserved");
     for (what, word) in [
@@ -273,7 +273,7 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
     let file = scratch.compile("static", source, &["-static"]);
     make_unmanageable(&scratch, &file);
     let script = scratch.file("script", format!("#!{file}\n"), 0o755);
-    let counted = |output: &Output, times: u32, words: &[&str]| {
+    let lines_counted = |output: &Output, times: u32, words: &[&str]| {
         let lines = said(output);
         let count = format!("executed {times} times");
         let has = |line: &String| line.contains(&count) && words.iter().all(|w| line.contains(w));
@@ -285,7 +285,7 @@ fn program_that_runs_unmanaged_is_counted_in_the_summary() {
         let output =
             run(&bin, &["--summary"], &["sh", "-c", &format!("{{ {twice}; }} 2>/dev/null")]);
         assert_eq!(output.stdout, b"ran\nran\n", "{output:?}");
-        counted(&output, 2, &[&file, "a segment of it is invalid"]);
+        lines_counted(&output, 2, &[&file, "a segment of it is invalid"]);
         let output = run(&bin, &[], &["sh", "-c", &format!("{command}; exit 0")]);
         assert!(said(&output).is_empty(), "{output:?}");
     }
@@ -302,7 +302,7 @@ except PermissionError: pass
     let no = scratch.file("no", "no program", 0o644);
     let output = run(&bin, &["--summary"], &["python3", "-c", script, &file, &no]);
     assert_eq!(output.stdout, b"ran\nran\n", "{output:?}");
-    counted(&output, 2, &["/proc/self/fd/"]);
+    lines_counted(&output, 2, &["/proc/self/fd/"]);
     let output = run(&bin, &[], &["env", "MEMFOLD_DISABLE=1", "/bin/echo", "ran"]);
     assert!(said(&output).is_empty(), "{output:?}");
     if !can_make_worlds() {
@@ -314,7 +314,7 @@ except PermissionError: pass
     fs::set_permissions(&scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
     assert!(said(&run(&bin, &[], &["sh", "-c", &format!("{su}; true")])).is_empty());
     let other = format!("setpriv --reuid 65534 --regid 65534 --clear-groups {su}; true");
-    counted(&run(&bin, &["--summary"], &["sh", "-c", &other]), 1, &[&su, "set-user-ID"]);
+    lines_counted(&run(&bin, &["--summary"], &["sh", "-c", &other]), 1, &[&su, "set-user-ID"]);
 }
 
 #[test]

@@ -42,8 +42,8 @@ fn a_command_that_is_not_there_is_127() {
         &["/no/such/command", "No such file"],
     );
     assert_refused(&run(&bin, &[], &[""]), 127, &["not found"]);
-    for (name, shown) in [("\u{1b}[2Jx\n", "\\u{1b}[2Jx\\n"), ("./a\u{7}", "./a\\u{7}")] {
-        assert_refused(&run(&bin, &[], &[name]), 127, &[shown]);
+    for (name, display) in [("\u{1b}[2Jx\n", "\\u{1b}[2Jx\\n"), ("./a\u{7}", "./a\\u{7}")] {
+        assert_refused(&run(&bin, &[], &[name]), 127, &[display]);
     }
     let script = scratch.file("script", "#!/no/such/shell\n", 0o755);
     assert_refused(&run(&bin, &[], &[&script]), 127, &["bad interpreter", "/no/such/shell"]);
@@ -54,10 +54,10 @@ fn a_command_that_cant_be_executed_is_126() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     assert_refused(&run(&bin, &[], &["/tmp"]), 126, &["/tmp", "is a directory"]);
-    let plain = scratch.file("plain", "#!/bin/sh\n", 0o644);
-    assert_refused(&run(&bin, &[], &[&plain]), 126, &["Permission denied"]);
-    let cut = scratch.file("cut", &std::fs::read("/bin/true").unwrap()[..100], 0o755);
-    assert_refused(&run(&bin, &[], &[&cut]), 126, &["exec format error"]);
+    let plain_script = scratch.file("plain", "#!/bin/sh\n", 0o644);
+    assert_refused(&run(&bin, &[], &[&plain_script]), 126, &["Permission denied"]);
+    let short_file = scratch.file("cut", &std::fs::read("/bin/true").unwrap()[..100], 0o755);
+    assert_refused(&run(&bin, &[], &[&short_file]), 126, &["exec format error"]);
     let endless = scratch.path("endless");
     std::fs::write(&endless, format!("#!{endless}\n")).unwrap();
     let endless = scratch.file("endless", format!("#!{endless}\n"), 0o755);
@@ -81,8 +81,8 @@ fn scripts_run_and_their_arguments_arrive_untouched() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("one|{outer}|two|"));
     let environment = scratch.file("environment", "#!/usr/bin/env sh\nexit 7\n", 0o755);
     assert_eq!(run(&bin, &[], &[&environment]).status.code(), Some(7));
-    let bare = memfold(&bin, &["run", "--limit", "64M", "sh", "-c", "exit 5"]).status().unwrap();
-    assert_eq!(bare.code(), Some(5));
+    let status = memfold(&bin, &["run", "--limit", "64M", "sh", "-c", "exit 5"]).status().unwrap();
+    assert_eq!(status.code(), Some(5));
 }
 
 /// A program that prints `ready` and the name of each signal it gets, and ends at TERM with status
@@ -154,7 +154,7 @@ fn signals_reach_the_program_and_memfold_outlives_them() {
 }
 
 #[test]
-fn what_the_program_sends_to_its_group_comes_back_only_once() {
+fn signal_to_its_own_group_comes_back_once() {
     let Some(bin) = binaries() else { return };
     let script = "n=0; trap 'n=$((n+1))' USR1; kill -USR1 0; sleep 0.3; exit $((40 + n))";
     let mut command = memfold(&bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);
@@ -195,7 +195,7 @@ fn job_control_stops_and_continues_both() {
 #[test]
 fn a_caller_that_ignores_children_and_hangups_changes_nothing() {
     let Some(bin) = binaries() else { return };
-    let ignoring = |program: &[&str]| {
+    let run_ignoring = |program: &[&str]| {
         let mut command = memfold(&bin, &[&["run", "--limit", "64M", "--"], program].concat());
         // SAFETY: `signal` is async-signal-safe.
         unsafe {
@@ -207,9 +207,9 @@ fn a_caller_that_ignores_children_and_hangups_changes_nothing() {
         };
         command.output().unwrap()
     };
-    assert_eq!(ignoring(&["sh", "-c", "exit 6"]).status.code(), Some(6));
+    assert_eq!(run_ignoring(&["sh", "-c", "exit 6"]).status.code(), Some(6));
     let text =
-        String::from_utf8(ignoring(&["grep", "SigIgn", "/proc/self/status"]).stdout).unwrap();
+        String::from_utf8(run_ignoring(&["grep", "SigIgn", "/proc/self/status"]).stdout).unwrap();
     let mask = u64::from_str_radix(text.split_whitespace().last().unwrap(), 16).unwrap();
     assert!(mask & 1 << (libc::SIGHUP - 1) != 0 && mask & 1 << (libc::SIGCHLD - 1) != 0, "{text}");
 }

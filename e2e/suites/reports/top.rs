@@ -36,8 +36,8 @@ fn ended_in_terminal(scratch: &Scratch, steps: Value, command: &[String]) -> Val
     python.arg(script).arg(steps.to_string()).args(command);
     python.env("XDG_RUNTIME_DIR", &scratch.0);
     let output = python.env_remove("NO_COLOR").current_dir(&scratch.0).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -57,10 +57,10 @@ fn assert_restored(done: &Value, status: i32) {
 fn top_once_prints_each_run_in_a_plain_table() {
     let Some(bin) = binaries() else { return };
     let (program, scratch) = (compile("holder"), Scratch::new());
-    let done = memfold(&bin, &["set", "--group", "some", "--limit", "1G"])
+    let output = memfold(&bin, &["set", "--group", "some", "--limit", "1G"])
         .env("XDG_RUNTIME_DIR", &scratch.0)
         .status();
-    assert!(done.unwrap().success());
+    assert!(output.unwrap().success());
     let mut one = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "96");
     one.check();
     let text = printed(top(&bin, &scratch, &["--once"]));
@@ -194,9 +194,9 @@ fn top_is_suspended_and_continued_by_the_shell() {
         ["wait", "Ctrl-Z"],
         ["type", "qq"],
     ]);
-    let done = ended_in_terminal(&scratch, steps, &command);
-    assert_restored(&done, 0);
-    let output = done["output"].as_str().unwrap();
+    let end = ended_in_terminal(&scratch, steps, &command);
+    assert_restored(&end, 0);
+    let output = end["output"].as_str().unwrap();
     assert_eq!((output.matches(ENTER).count() >= 2, output.matches(LEAVE).count()), (true, 2));
 }
 

@@ -38,8 +38,8 @@ impl Wrapped {
 
     fn done(&self, arguments: &[&str]) -> String {
         let output = self.memfold(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{arguments:?}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {errors}");
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -55,31 +55,31 @@ impl Wrapped {
 
 #[test]
 fn b6_wrapped_commands_run_under_memfold_until_they_are_unwrapped() {
-    let Some(wrapped) = Wrapped::new() else { return };
-    let tool = wrapped.scratch.path("bin/tool");
-    let plain = (format!("<{tool}><a><b c>0\n"), 5);
-    assert_eq!(wrapped.tool(), plain);
-    let script = wrapped.scratch.path("data/memfold/bin/tool");
+    let Some(wrapper) = Wrapped::new() else { return };
+    let tool = wrapper.scratch.path("bin/tool");
+    let expectation = (format!("<{tool}><a><b c>0\n"), 5);
+    assert_eq!(wrapper.tool(), expectation);
+    let script = wrapper.scratch.path("data/memfold/bin/tool");
     let flags = ["--limit", "64M"];
-    assert_eq!(wrapped.done(&["wrap", "tool", "--", flags[0], flags[1]]), format!("{script}\n"));
-    let (out, status) = wrapped.tool();
+    assert_eq!(wrapper.done(&["wrap", "tool", "--", flags[0], flags[1]]), format!("{script}\n"));
+    let (out, status) = wrapper.tool();
     assert!(out.starts_with(&format!("<{tool}><a><b c>")) && status == 0, "{out}");
-    let list = wrapped.done(&["wrap"]);
+    let list = wrapper.done(&["wrap"]);
     assert!(list.starts_with("tool: ") && list.contains("--limit 64M -- tool"), "{list}");
     // Once more, with other flags; and in a run, whose limit counts then.
-    wrapped.done(&["wrap", "tool"]);
-    let out = wrapped.done(&["run", "--limit", "64M", "--", "tool", "a", "b c"]);
+    wrapper.done(&["wrap", "tool"]);
+    let out = wrapper.done(&["run", "--limit", "64M", "--", "tool", "a", "b c"]);
     assert!(out.starts_with(&format!("<{tool}><a><b c>")), "{out}");
-    wrapped.done(&["unwrap", "--all"]);
-    assert_eq!((wrapped.tool(), wrapped.done(&["wrap"])), (plain, String::new()));
+    wrapper.done(&["unwrap", "--all"]);
+    assert_eq!((wrapper.tool(), wrapper.done(&["wrap"])), (expectation, String::new()));
 }
 
 #[test]
-fn what_cannot_be_wrapped_is_refused_and_nothing_is_overwritten() {
-    let Some(wrapped) = Wrapped::new() else { return };
-    let own = wrapped.scratch.path("own");
+fn wrap_refuses_other_names_and_overwrites_nothing() {
+    let Some(wrapper) = Wrapped::new() else { return };
+    let own = wrapper.scratch.path("own");
     std::fs::create_dir(&own).unwrap();
-    let mine = wrapped.scratch.file("own/tool", "mine", 0o755);
+    let mine = wrapper.scratch.file("own/tool", "mine", 0o755);
     let cases: &[(&[&str], i32, &[&str])] = &[
         (&["wrap", "./tool"], 125, &["./tool", "is a path"]),
         (&["wrap", "no-such-tool"], 127, &["no-such-tool", "not found"]),
@@ -101,65 +101,65 @@ fn what_cannot_be_wrapped_is_refused_and_nothing_is_overwritten() {
         (&["wrap", "tool", "--", "--log", "a.log"], 125, &["--log", "absolute"]),
     ];
     for (arguments, status, words) in cases {
-        assert_refused(&wrapped.memfold(arguments), *status, words);
+        assert_refused(&wrapper.memfold(arguments), *status, words);
     }
     assert_eq!(std::fs::read(&mine).unwrap(), b"mine");
     assert_eq!(std::fs::metadata(&mine).unwrap().permissions().mode() & 0o777, 0o755);
-    assert_eq!(wrapped.done(&["wrap"]), "");
+    assert_eq!(wrapper.done(&["wrap"]), "");
 }
 
 #[test]
 fn services_get_a_drop_in_and_lose_it() {
-    let Some(wrapped) = Wrapped::new() else { return };
-    std::fs::create_dir_all(wrapped.scratch.path("config/systemd/user")).unwrap();
+    let Some(wrapper) = Wrapped::new() else { return };
+    std::fs::create_dir_all(wrapper.scratch.path("config/systemd/user")).unwrap();
     let unit = "[Service]\nExecStart=/usr/bin/env tool\n";
-    wrapped.scratch.file("config/systemd/user/a.service", unit, 0o644);
-    let path = wrapped.scratch.path("config/systemd/user/a.service.d/memfold.conf");
-    let printed = wrapped.done(&["wrap", "--service", "a", "--", "--slowdown", "5%"]);
-    assert_eq!(printed, format!("{path}\n"));
-    let memfold = wrapped.bin.join("memfold");
+    wrapper.scratch.file("config/systemd/user/a.service", unit, 0o644);
+    let path = wrapper.scratch.path("config/systemd/user/a.service.d/memfold.conf");
+    let output = wrapper.done(&["wrap", "--service", "a", "--", "--slowdown", "5%"]);
+    assert_eq!(output, format!("{path}\n"));
+    let memfold = wrapper.bin.join("memfold");
     let line = format!(
         "ExecStart=\nExecStart={} run --slowdown 5%% -- /usr/bin/env tool\n",
         memfold.display()
     );
     assert!(std::fs::read_to_string(&path).unwrap().contains(&line));
-    assert!(wrapped.done(&["wrap"]).starts_with("a.service: "));
-    wrapped.done(&["unwrap", "--all"]);
+    assert!(wrapper.done(&["wrap"]).starts_with("a.service: "));
+    wrapper.done(&["unwrap", "--all"]);
     assert!(!std::path::Path::new(&path).parent().unwrap().exists());
 }
 
 #[test]
 fn drop_ins_of_others_stay_and_count() {
-    let Some(wrapped) = Wrapped::new() else { return };
-    let folder = wrapped.scratch.path("config/systemd/user/a.service.d");
+    let Some(wrapper) = Wrapped::new() else { return };
+    let folder = wrapper.scratch.path("config/systemd/user/a.service.d");
     std::fs::create_dir_all(&folder).unwrap();
     let unit = "[Service]\nExecStart=/usr/bin/env tool\n";
-    wrapped.scratch.file("config/systemd/user/a.service", unit, 0o644);
+    wrapper.scratch.file("config/systemd/user/a.service", unit, 0o644);
     let mine = "config/systemd/user/a.service.d/memfold.conf";
-    wrapped.scratch.file(mine, "[Service]\n", 0o644);
-    let refused = |arguments: &[&str], words: &[&str]| {
-        assert_refused(&wrapped.memfold(arguments), 125, words);
+    wrapper.scratch.file(mine, "[Service]\n", 0o644);
+    let assert_refusal = |arguments: &[&str], words: &[&str]| {
+        assert_refused(&wrapper.memfold(arguments), 125, words);
     };
-    refused(&["wrap", "--service", "a"], &["memfold.conf", "stays"]);
-    refused(&["unwrap", "--service", "a"], &["memfold.conf", "stays"]);
-    std::fs::rename(wrapped.scratch.path(mine), format!("{folder}/override.conf")).unwrap();
-    wrapped.done(&["wrap", "--service", "a"]);
+    assert_refusal(&["wrap", "--service", "a"], &["memfold.conf", "stays"]);
+    assert_refusal(&["unwrap", "--service", "a"], &["memfold.conf", "stays"]);
+    std::fs::rename(wrapper.scratch.path(mine), format!("{folder}/override.conf")).unwrap();
+    wrapper.done(&["wrap", "--service", "a"]);
     std::fs::write(format!("{folder}/override.conf"), unit).unwrap();
-    refused(&["wrap", "--service", "a"], &["override.conf", "ExecStart"]);
+    assert_refusal(&["wrap", "--service", "a"], &["override.conf", "ExecStart"]);
 }
 
 /// A shell ends at Ctrl-C only if the command that it waits for is ended by the signal.
 #[test]
 fn the_signal_that_ends_a_wrapped_command_is_seen() {
     use std::os::unix::process::ExitStatusExt;
-    let Some(wrapped) = Wrapped::new() else { return };
-    wrapped.scratch.file("bin/killed", "#!/bin/sh\nkill -$1 $$\n", 0o755);
-    wrapped.done(&["wrap", "killed", "--", "--limit", "64M"]);
+    let Some(wrapper) = Wrapped::new() else { return };
+    wrapper.scratch.file("bin/killed", "#!/bin/sh\nkill -$1 $$\n", 0o755);
+    wrapper.done(&["wrap", "killed", "--", "--limit", "64M"]);
     for signal in [2, 6, 11, 15] {
         // A test in the background inherits that SIGINT is ignored.
         let mut command = Command::new("env");
         command.args(["--default-signal=INT", "killed", &signal.to_string()]);
-        command.env("PATH", wrapped.path());
+        command.env("PATH", wrapper.path());
         command.env_remove("MEMFOLD_RUN").env_remove("MEMFOLD_DISABLE");
         assert_eq!(command.status().unwrap().signal(), Some(signal));
     }

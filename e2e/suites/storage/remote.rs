@@ -81,8 +81,8 @@ impl Keeper {
     /// Sends a command to the program, and asserts success.
     #[track_caller]
     fn does(&mut self, what: &str) {
-        let said = self.ask(what);
-        assert_eq!(said, "right", "{what}: {}", self.errors());
+        let answer = self.ask(what);
+        assert_eq!(answer, "right", "{what}: {}", self.errors());
     }
 
     /// Returns the PID of the run's service.
@@ -129,8 +129,8 @@ impl Keeper {
     /// Does so with another command than "check".
     #[track_caller]
     fn dies_of(mut self, command: &str, remedy: &str) -> String {
-        let said = self.ask(command);
-        assert_eq!(said, "", "a wrong byte was read: {}", self.errors());
+        let answer = self.ask(command);
+        assert_eq!(answer, "", "a wrong byte was read: {}", self.errors());
         assert_eq!(self.runner.wait().unwrap().code(), Some(125));
         let errors = self.errors();
         assert!(!errors.contains("panic") && !errors.contains("\\n"), "it is no bug: {errors}");
@@ -179,8 +179,8 @@ fn b3_every_byte_comes_back_and_no_key_is_left() {
         "{} keys",
         keys.len()
     );
-    let left: u64 = server.cli(&["ttl", &keys[0]]).parse().unwrap();
-    assert!((3600..=86400).contains(&left), "keys expire when the run is killed: in {left} s");
+    let ttl: u64 = server.cli(&["ttl", &keys[0]]).parse().unwrap();
+    assert!((3600..=86400).contains(&ttl), "keys expire when the run is killed: in {ttl} s");
     let begin = Instant::now();
     keeper.does("check");
     println!("check: {:.0} MiB/s", 128.0 / begin.elapsed().as_secs_f64());
@@ -213,9 +213,9 @@ fn stored_data_outlives_expiry_while_the_job_is_stopped() {
     signal(job, libc::SIGSTOP);
     // Longer than the expiry of 4 s.
     std::thread::sleep(Duration::from_secs(6));
-    let left = server.keys().len();
+    let key_count = server.keys().len();
     signal(job, libc::SIGCONT);
-    assert!(left >= keys.len(), "{left} of {} keys are left", keys.len());
+    assert!(key_count >= keys.len(), "{key_count} of {} keys are left", keys.len());
     keeper.does("check");
     signal(keeper.runner.id() as i32, libc::SIGSTOP);
     keeper.does("change");
@@ -254,10 +254,10 @@ fn check_stopped_service(amid: bool) {
     }
     signal(service, libc::SIGSTOP);
     wait_for("a warning", || keeper.errors().contains("not refreshed the data"));
-    let left = server.keys().len();
+    let key_count = server.keys().len();
     assert!(
-        if amid { left > 0 } else { left == keys },
-        "the warning comes before: {left} of {keys}"
+        if amid { key_count > 0 } else { key_count == keys },
+        "the warning comes before: {key_count} of {keys}"
     );
     signal(service, libc::SIGCONT);
     if amid {
@@ -360,11 +360,11 @@ fn more_processes_than_descriptors_share_a_store() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let said = || {
+    let outputs = || {
         (1..=PROCESSES).map(|i| std::fs::read_to_string(format!("{out}.{i}")).unwrap_or_default())
     };
-    let is_right = |said: String| said.matches("right").count() == 2;
-    wait_for("the processes", || said().all(is_right) || runner.try_wait().unwrap().is_some());
+    let is_right = |text: String| text.matches("right").count() == 2;
+    wait_for("the processes", || outputs().all(is_right) || runner.try_wait().unwrap().is_some());
     let keys = server.keys();
     let engines: BTreeSet<&str> = keys.iter().filter_map(|key| key.split(':').nth(2)).collect();
     drop(runner.stdin.take());
@@ -372,7 +372,7 @@ fn more_processes_than_descriptors_share_a_store() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
     assert_eq!(output.stdout, b"50\n", "CMD has the limit that memfold was given");
-    assert_eq!(said().filter(|said| is_right(said.clone())).count(), PROCESSES, "{errors}");
+    assert_eq!(outputs().filter(|text| is_right(text.clone())).count(), PROCESSES, "{errors}");
     assert!(engines.len() > PROCESSES - 5, "only {} have data in the store", engines.len());
     assert_eq!(server.cli(&["dbsize"]), "0");
 }
@@ -560,7 +560,7 @@ fn b3_failover_of_a_cluster_at_default_settings_ends_no_program() {
 
 /// A stopped replica acknowledges nothing. Data that its server alone holds stays local.
 #[test]
-fn what_no_replica_has_acknowledged_stays_local() {
+fn unacknowledged_objects_stay_local() {
     let Some(bin) = tools() else { return };
     let server = Server::start(&[]);
     let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", server.port)]);
@@ -594,8 +594,8 @@ fn two_runs_at_once_keep_apart() {
     first.does("check");
     let both = server.keys().len();
     first.end();
-    let left = server.keys().len();
-    assert!(left > 100 && left < both, "{left} of {both} keys are left");
+    let key_count = server.keys().len();
+    assert!(key_count > 100 && key_count < both, "{key_count} of {both} keys are left");
     second.does("check");
     second.end();
     assert_eq!(server.cli(&["dbsize"]), "0");
@@ -643,13 +643,13 @@ fn a_password_is_needed_and_comes_from_a_file() {
     let login = ["-a", "s3cret", "--no-auth-warning"];
     let server = Server::start_with(&["--requirepass", "s3cret"], &login);
     let scratch = Scratch::new();
-    let (right, wrong) =
+    let (right, wrong_file) =
         (scratch.file("right", "s3cret\n", 0o600), scratch.file("wrong", "other\n", 0o600));
     let open = scratch.file("open", "s3cret\n", 0o644);
     let url = server.url();
     assert_refused(&refused(&bin, &["--remote", &url]), 125, &["--remote", &url, "uthentication"]);
     assert_refused(
-        &refused(&bin, &["--remote", &url, "--remote-auth", &wrong]),
+        &refused(&bin, &["--remote", &url, "--remote-auth", &wrong_file]),
         125,
         &["--remote", &url],
     );
@@ -686,10 +686,10 @@ fn a_password_is_needed_and_comes_from_a_file() {
     let mut keeper =
         Keeper::start(&bin, &program, &["--remote", &url, "--remote-auth", &right, "--log", &log]);
     keeper.does("fill 8");
-    let said = std::fs::read_to_string(&log).unwrap();
+    let log_text = std::fs::read_to_string(&log).unwrap();
     assert!(
-        said.contains("unencrypted") && !keeper.errors().contains("unencrypted"),
-        "{said} {}",
+        log_text.contains("unencrypted") && !keeper.errors().contains("unencrypted"),
+        "{log_text} {}",
         keeper.errors()
     );
     keeper.end();
@@ -742,9 +742,9 @@ fn tls_with_a_ca_of_ones_own() {
         125,
         &["--remote", "certificate"],
     );
-    let plain = server.url();
+    let server_url = server.url();
     assert_refused(
-        &refused(&bin, &["--remote", &plain, "--remote-ca", &ca]),
+        &refused(&bin, &["--remote", &server_url, "--remote-ca", &ca]),
         125,
         &["--remote-ca", "rediss://"],
     );

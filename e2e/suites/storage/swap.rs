@@ -54,17 +54,17 @@ fn b3_incompressible_data_survives_the_swap_file() {
 fn a_full_file_system_costs_memory_and_no_data() {
     let scratch = Scratch::new();
     let dir = scratch.path("small");
-    let Some(mounted) = Mounted::tmpfs(&dir, "32M") else { return };
+    let Some(mount) = Mounted::tmpfs(&dir, "32M") else { return };
     let flags = ["--limit", "64M", "--swap", &dir, "--swap-keep-free", "1M"];
     let Some(output) = managed_in("", &flags, &["python3", PROGRAM, "150"]) else { return };
     let stop = [&flags[..], &["--on-full", "stop"]].concat();
-    let Some(stopped) = managed_in("", &stop, &["python3", PROGRAM, "150"]) else { return };
-    drop(mounted);
+    let Some(output_stopped) = managed_in("", &stop, &["python3", PROGRAM, "150"]) else { return };
+    drop(mount);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"right\n"[..]), "{text}");
     assert!(text.contains("can't be kept"), "it says so: {text}");
-    let text = String::from_utf8_lossy(&stopped.stderr);
-    assert_eq!(stopped.status.code(), Some(125), "{text}");
+    let text = String::from_utf8_lossy(&output_stopped.stderr);
+    assert_eq!(output_stopped.status.code(), Some(125), "{text}");
     assert!(text.contains("--on-full stop"), "{text}");
 }
 
@@ -72,9 +72,11 @@ fn a_full_file_system_costs_memory_and_no_data() {
 fn full_file_system_of_the_swap_file_is_reported_once_by_name() {
     let scratch = Scratch::new();
     let dir = scratch.path("small");
-    let Some(mounted) = Mounted::tmpfs(&dir, "32M") else { return };
-    let (kept, full) = ("than --swap-keep-free leaves free.", "is full.");
-    for (keep_free, here, not_here) in [("0", full, kept), ("16M", kept, full)] {
+    let Some(mount) = Mounted::tmpfs(&dir, "32M") else { return };
+    let (keeps_free_text, full) = ("than --swap-keep-free leaves free.", "is full.");
+    for (keep_free, reason, not_here) in
+        [("0", full, keeps_free_text), ("16M", keeps_free_text, full)]
+    {
         let flags = ["--limit", "64M", "--swap", &dir, "--swap-keep-free", keep_free];
         let Some(output) = managed_in("", &flags, &["python3", PROGRAM, "150"]) else { return };
         let text = String::from_utf8_lossy(&output.stderr);
@@ -85,13 +87,13 @@ fn full_file_system_of_the_swap_file_is_reported_once_by_name() {
         );
         let line = format!("warning: The file system of --swap {dir} ");
         assert_eq!(text.matches(&line).count(), 1, "{text}");
-        assert!(text.contains(here) && !text.contains(not_here), "{text}");
+        assert!(text.contains(reason) && !text.contains(not_here), "{text}");
         assert!(text.contains("Free space there"), "{text}");
     }
     std::fs::write(format!("{dir}/fill"), vec![1; 40 << 20]).unwrap_err();
     let Some(output) = managed_in("", &["--swap", &dir], &["true"]) else { return };
     assert_refused(&output, 125, &["--swap", &dir, "no space left; free some"]);
-    drop(mounted);
+    drop(mount);
 }
 
 /// Returns a command that runs the program with these arguments in 64 MiB, with a swap file in
@@ -129,7 +131,7 @@ fn run_killed_while_writing_frees_its_swap_space() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
     let dir = scratch.path("swap");
-    let Some(mounted) = Mounted::tmpfs(&dir, "400M") else { return };
+    let Some(mount) = Mounted::tmpfs(&dir, "400M") else { return };
     let free = free_bytes(&dir);
     for _ in 0..3 {
         let mut child = swapping(&bin, &dir, "1M", &["300"]).stdout(Stdio::null()).spawn().unwrap();
@@ -154,7 +156,7 @@ fn run_killed_while_writing_frees_its_swap_space() {
         }
         assert_eq!(names_in(Path::new(&dir)), 0);
     }
-    drop(mounted);
+    drop(mount);
 }
 
 /// Each process that the shell starts checks whether the file is there.

@@ -74,10 +74,10 @@ fn assert_right_swapped(name: &str, least_units: u64, promises: &[&str]) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let Some(_swap) = KernelSwap::on(256) else { return };
-    let (done, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (is_done, most) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Relaxed) {
+            while !is_done.load(Relaxed) {
                 for pid in processes(name) {
                     most.fetch_max(swap_out(pid).unwrap_or(0), Relaxed);
                 }
@@ -90,7 +90,7 @@ fn assert_right_swapped(name: &str, least_units: u64, promises: &[&str]) {
                 self.0.store(true, Relaxed);
             }
         }
-        let _end = End(&done);
+        let _end = End(&is_done);
         assert_right(name, least_units, promises);
     });
     assert!(

@@ -62,8 +62,8 @@ fn c1_a_page_that_is_written_to_while_it_leaves_loses_nothing() {
                         }
                     }
                     for (page, count) in counts.iter().enumerate() {
-                        let found = word(region, page, me).load(Relaxed);
-                        assert_eq!(found, *count, "page {page}, thread {me}, at the end");
+                        let count_found = word(region, page, me).load(Relaxed);
+                        assert_eq!(count_found, *count, "page {page}, thread {me}, at the end");
                     }
                 });
             }
@@ -125,15 +125,15 @@ fn c1_blocks_that_are_read_in_pairs_are_dropped() {
     const BLOCK: usize = 4;
     let (pairs, s) = (region.len() / PAGE_SIZE / (2 * BLOCK), memory.stats());
     let mut random = Random::new(seed(6));
-    let mut read = || {
+    let mut read_pair = || {
         let first = random.below(pairs) * 2 * BLOCK;
         for page in [first, first + BLOCK] {
             assert_eq!(region.as_slice()[page * PAGE_SIZE + 3000], page as u8, "page {page}");
         }
     };
-    (0..10_000).for_each(|_| read());
+    (0..10_000).for_each(|_| read_pair());
     let before = [&s.pgmajfault, &s.moves_out].map(get);
-    (0..5000).for_each(|_| read());
+    (0..5000).for_each(|_| read_pair());
     let [loads, moves] = [get(&s.pgmajfault) - before[0], get(&s.moves_out) - before[1]];
     assert!(loads > 1000 && moves < loads / 10, "{moves} moves out in {loads} loads");
     memory.check().unwrap();
@@ -148,7 +148,7 @@ fn c1_pinned_memory_may_be_written_to_by_the_kernel() {
     let pages = region.len() / PAGE_SIZE;
     let mut random = Random::new(seed(3));
     let mut zeros = std::fs::File::open("/dev/zero").unwrap();
-    let mut written = vec![false; pages];
+    let mut writes = vec![false; pages];
     let mut was_protected = 0;
     for _ in 0..2000 {
         let page = random.below(pages - 4);
@@ -163,13 +163,13 @@ fn c1_pinned_memory_may_be_written_to_by_the_kernel() {
         let pin = region.pin(at.clone());
         zeros.read_exact(bytes()).expect("the kernel may write to what is pinned");
         drop(pin);
-        written[page..page + count].fill(true);
+        writes[page..page + count].fill(true);
     }
     assert!(was_protected > 100, "{was_protected}: nothing was protected");
     let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
     for (n, page) in region.as_slice().chunks_exact(PAGE_SIZE).enumerate() {
         let is_filled = page[2048..].iter().all(|byte| *byte == n as u8);
-        assert!(if written[n] { is_zero(page) } else { is_filled }, "page {n}");
+        assert!(if writes[n] { is_zero(page) } else { is_filled }, "page {n}");
     }
     memory.check().unwrap();
 }
@@ -186,9 +186,9 @@ fn c2_what_can_not_be_dropped_stays() {
         // Of each of these blocks, a part.
         let page = random.below(pages / 4 - 1) * 4 + 1;
         let sum = word(&region, page, 300).load(Relaxed);
-        let locked = region.as_ptr().wrapping_add(page * PAGE_SIZE);
+        let start = region.as_ptr().wrapping_add(page * PAGE_SIZE);
         // SAFETY: a page of the region; locking what is there, or will be, changes no byte.
-        assert_eq!(unsafe { libc::mlock2(locked.cast(), PAGE_SIZE, libc::MLOCK_ONFAULT as _) }, 0);
+        assert_eq!(unsafe { libc::mlock2(start.cast(), PAGE_SIZE, libc::MLOCK_ONFAULT as _) }, 0);
         for _ in 0..4000 {
             let at = random.below(pages);
             assert_eq!(region.as_slice()[at * PAGE_SIZE + 3000], at as u8, "page {at}");
@@ -198,7 +198,7 @@ fn c2_what_can_not_be_dropped_stays() {
         word(&region, page, 300).fetch_sub(1, Relaxed);
         // SAFETY: the page belongs to the region, which lives on. `munlock` changes no byte, and
         // only the lock above ends.
-        assert_eq!(unsafe { libc::munlock(locked.cast(), PAGE_SIZE) }, 0);
+        assert_eq!(unsafe { libc::munlock(start.cast(), PAGE_SIZE) }, 0);
     }
     memory.check().unwrap();
 }
@@ -213,8 +213,8 @@ fn c1_pages_shared_with_a_child_are_dropped_like_others() {
     let mut random = Random::new(seed(5));
     let mut counts = vec![0u64; pages];
     // SAFETY: the range is the region's; a child may have a copy of what is there.
-    let shown = unsafe { libc::madvise(region.as_ptr().cast(), region.len(), libc::MADV_DOFORK) };
-    assert_eq!(shown, 0);
+    let result = unsafe { libc::madvise(region.as_ptr().cast(), region.len(), libc::MADV_DOFORK) };
+    assert_eq!(result, 0);
     for _ in 0..5 {
         for _ in 0..3000 {
             let page = random.below(pages);

@@ -15,7 +15,7 @@ fn fill(region: &mut Region, n: usize) {
 fn regions_are_refused_before_the_last_area_and_others_work() {
     let memory = engine().unwrap();
     let mut regions: Vec<Region> = Vec::new();
-    let refused = loop {
+    let refusal = loop {
         match memory.region(4096) {
             Ok(mut region) => {
                 fill(&mut region, regions.len());
@@ -24,9 +24,9 @@ fn regions_are_refused_before_the_last_area_and_others_work() {
             Err(refused) => break refused.to_string(),
         }
     };
-    assert!(refused.contains("another region") && refused.contains("Drop some"), "{refused}");
-    let refused = engine().err().expect("there is no room for another engine").to_string();
-    assert!(refused.contains("another engine") && refused.contains("end some"), "{refused}");
+    assert!(refusal.contains("another region") && refusal.contains("Drop some"), "{refusal}");
+    let refusal = engine().err().expect("there is no room for another engine").to_string();
+    assert!(refusal.contains("another engine") && refusal.contains("end some"), "{refusal}");
     // There is room for what these need: here for an area that isn't a region.
     let spare: Vec<_> =
         (0..400).map(|_| memfold_os::memory::zone::Zone::reserve(4096, 4096).unwrap()).collect();

@@ -47,8 +47,8 @@ fn in_child(work: impl FnOnce() -> bool) -> i32 {
         // panic of `work` is caught, so the child never returns into the parent's frames.
         0 => unsafe {
             libc::alarm(60);
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-            libc::_exit(!matches!(done, Ok(true)) as i32)
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            libc::_exit(!matches!(outcome, Ok(true)) as i32)
         },
         child => {
             assert!(child > 0);
@@ -146,12 +146,12 @@ fn pins_do_nothing_in_a_child() {
     let mut region = memory.region(LEN).unwrap();
     fill(&mut region);
     let mut pin = ManuallyDrop::new(region.pin(0..4096));
-    let ended = in_child(|| {
+    let exit_code = in_child(|| {
         // SAFETY: dropped once in each process.
         unsafe { ManuallyDrop::drop(&mut pin) };
         true
     });
-    assert_eq!(ended, 0);
+    assert_eq!(exit_code, 0);
     region.pageout(0..LEN);
     // It is pinned as before: the rest is folded and this page isn't.
     assert!(memory.stats().folded_bytes.load(Relaxed) >= LEN as u64 / 2);
@@ -174,7 +174,7 @@ fn figures_and_checks_do_nothing_in_a_child() {
 }
 
 #[test]
-fn what_a_child_drops_stays_its_parents() {
+fn memory_that_a_child_drops_stays_its_parents() {
     let _alone = alone();
     for delivery in [Delivery::Signal, Delivery::Thread] {
         let memory = ManuallyDrop::new(build(delivery));
@@ -277,7 +277,7 @@ fn without_proc_every_byte_is_kept_too() {
     let status = in_child(|| {
         let (none, tmpfs) = (c"none".as_ptr(), c"tmpfs".as_ptr());
         // SAFETY: paths that end with a NUL. The namespace is the child's own.
-        let hidden = unsafe {
+        let is_hidden = unsafe {
             libc::unshare(libc::CLONE_NEWNS) == 0
                 && libc::mount(
                     none,
@@ -288,7 +288,7 @@ fn without_proc_every_byte_is_kept_too() {
                 ) == 0
                 && libc::mount(tmpfs, c"/proc".as_ptr(), tmpfs, 0, std::ptr::null()) == 0
         };
-        assert!(hidden && !std::fs::exists("/proc/self/pagemap").unwrap());
+        assert!(is_hidden && !std::fs::exists("/proc/self/pagemap").unwrap());
         for delivery in [Delivery::Signal, Delivery::Thread] {
             let memory = build(delivery);
             let mut region = memory.region(4 * LEN).unwrap();

@@ -95,8 +95,8 @@ fn random_writes_cut_and_scans_join(delivery: Delivery, moves: &str) {
     assert_eq!(setup.figure(|s| &s.blocks_cut), 0, "what is filled in order is stored in blocks");
     setup.touch_at_random(4 * PAGES, true);
     setup.save_all();
-    let cut = setup.figure(|s| &s.blocks_cut);
-    assert!(cut > PAGES as u64 / 4 / 2, "{cut} blocks were cut");
+    let cuts = setup.figure(|s| &s.blocks_cut);
+    assert!(cuts > PAGES as u64 / 4 / 2, "{cuts} blocks were cut");
     let (pages, faults) = {
         let before = (setup.figure(|s| &s.zswpin), setup.figure(|s| &s.pgmajfault));
         setup.touch_at_random(PAGES, true);
@@ -104,17 +104,17 @@ fn random_writes_cut_and_scans_join(delivery: Delivery, moves: &str) {
     };
     assert!(pages < 2 * faults, "{pages} pages were loaded for {faults} random touches");
     // On a busy machine background threads evict in the middle of a scan, which joins fewer blocks.
-    let joined = |setup: &Setup| setup.figure(|s| &s.blocks_joined);
-    let scans = (0..30).take_while(|n| *n < 3 || joined(&setup) <= cut / 2);
+    let joins = |setup: &Setup| setup.figure(|s| &s.blocks_joined);
+    let scans = (0..30).take_while(|n| *n < 3 || joins(&setup) <= cuts / 2);
     scans.for_each(|_| setup.scan());
-    assert!(joined(&setup) > cut / 2, "{} of {cut}", joined(&setup));
-    let mut seen = Vec::new();
+    assert!(joins(&setup) > cuts / 2, "{} of {cuts}", joins(&setup));
+    let mut figures = Vec::new();
     let is_joined = (0..30).any(|_| {
         setup.save_all();
-        seen.push(setup.loads(Setup::scan));
-        seen.last().is_some_and(|(pages, faults)| *faults < pages / 4)
+        figures.push(setup.loads(Setup::scan));
+        figures.last().is_some_and(|(pages, faults)| *faults < pages / 4)
     });
-    assert!(is_joined, "pages loaded in order, and faults for them: {seen:?}");
+    assert!(is_joined, "pages loaded in order, and faults for them: {figures:?}");
     assert_eq!(setup.memory.stats().check_sums(), Ok(()));
     setup.memory.check().unwrap();
 }
@@ -128,13 +128,13 @@ fn random_writes_cut_blocks_and_scans_join_them() {
 
 /// To cut a block is to compress it: that must not happen to one that is only read now and then.
 #[test]
-fn what_is_only_read_is_cut_when_it_was_asked_for_often() {
+fn blocks_that_are_only_read_are_cut_after_many_loads() {
     cuts_what_is_only_read(Delivery::Thread, "lz4");
 }
 
 /// It can't stop early: a page would cost as much as its block, each time.
 #[test]
-fn what_is_only_read_is_cut_where_the_codec_has_no_parts() {
+fn blocks_that_are_only_read_are_cut_by_codecs_without_parts() {
     cuts_what_is_only_read(Delivery::Signal, "zstd:1");
 }
 
@@ -153,20 +153,20 @@ fn cuts_what_is_only_read(delivery: Delivery, codec: &str) {
 /// Where pages of a block can be loaded alone, what is read at random is: nothing is compressed for
 /// it, and streams find the blocks as they were.
 #[test]
-fn what_is_only_read_is_loaded_page_by_page_out_of_its_blocks() {
+fn pages_that_are_only_read_are_loaded_one_by_one() {
     let mut setup = Setup::new(Delivery::Signal, "on");
     // What was written leaves memory.
     setup.region.pageout(0..PAGES * PAGE);
     setup.touch_at_random(PAGES, false);
-    let saved = setup.figure(|s| &s.blocks_saved);
+    let saves = setup.figure(|s| &s.blocks_saved);
     let before = (setup.figure(|s| &s.zswpin), setup.figure(|s| &s.pgmajfault));
     setup.touch_at_random(8 * PAGES, false);
     let (pages, faults) =
         (setup.figure(|s| &s.zswpin) - before.0, setup.figure(|s| &s.pgmajfault) - before.1);
     assert!(faults > 4 * PAGES as u64 && pages < faults + faults / 10, "{pages} in {faults}");
-    let (cut, after) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_saved));
-    assert!(cut < PAGES as u64 / 4 / 50, "{cut} blocks were cut");
-    assert!(after - saved < PAGES as u64 / 4 / 50, "{} blocks were compressed", after - saved);
+    let (cuts, after) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_saved));
+    assert!(cuts < PAGES as u64 / 4 / 50, "{cuts} blocks were cut");
+    assert!(after - saves < PAGES as u64 / 4 / 50, "{} blocks were compressed", after - saves);
     setup.memory.check().unwrap();
     setup.scan();
     let (pages, faults) = setup.loads(Setup::scan);
@@ -203,8 +203,8 @@ fn numbers_that_are_read_at_random_are_loaded_page_by_page() {
         }
         let (pages, faults) = (now().0 - before.0, now().1 - before.1);
         // Some are completed to be cut.
-        let alone = pages < 2 * faults;
-        assert_eq!(alone, block != "128K", "{pages} pages in {faults} faults, --block {block}");
+        let is_alone = pages < 2 * faults;
+        assert_eq!(is_alone, block != "128K", "{pages} pages in {faults} faults, --block {block}");
         memory.check().unwrap();
     }
 }
@@ -231,8 +231,8 @@ fn pages_that_are_used_together_are_joined() {
         (PAGES / 4..PAGES).for_each(|n| setup.check(n));
         setup.save_all();
     }
-    let (cut, joined) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
-    assert!(cut > 0 && joined > 0, "{cut} blocks were cut, {joined} joined");
+    let (cuts, joins) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
+    assert!(cuts > 0 && joins > 0, "{cuts} blocks were cut, {joins} joined");
     assert!(
         faults * 3 < (2 * rounds * hot.len()) as u64,
         "{faults} faults in {rounds} rounds over {} pages",
@@ -249,8 +249,8 @@ fn pages_that_are_used_at_different_times_are_not_joined() {
     setup.region.pageout(0..PAGES * PAGE);
     let pages = RESIDENT as usize / PAGE * 5 / 4;
     setup.touch_at_random_below(pages, 20 * pages, true);
-    let (cut, joined) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
-    assert!(cut > pages as u64 / 4 / 2, "{cut} blocks were cut");
-    assert!(joined * 20 < cut, "{cut} blocks were cut, {joined} joined");
+    let (cuts, joins) = (setup.figure(|s| &s.blocks_cut), setup.figure(|s| &s.blocks_joined));
+    assert!(cuts > pages as u64 / 4 / 2, "{cuts} blocks were cut");
+    assert!(joins * 20 < cuts, "{cuts} blocks were cut, {joins} joined");
     setup.memory.check().unwrap();
 }

@@ -98,18 +98,19 @@ fn resized_pieces_keep_what_fits_and_grow_by_zeros() {
     let heap = heap();
     let mut at = heap.alloc(MIB).unwrap().as_ptr() as usize;
     fill(at, MIB / 8, 1);
-    let beside = heap.alloc(MIB).unwrap().as_ptr() as usize;
-    for (len, kept) in
+    let neighbour = heap.alloc(MIB).unwrap().as_ptr() as usize;
+    for (len, kept_bytes) in
         [(6 * MIB, MIB), (MIB / 2, MIB / 2), (9 * MIB, MIB / 2), (GRANULE_BYTES, GRANULE_BYTES)]
     {
         // SAFETY: only this test uses it, by its new address from now on.
         at = unsafe { heap.resize(at, len).unwrap().as_ptr() as usize };
-        assert!(holds(at, kept / 8, 1), "{len}");
+        assert!(holds(at, kept_bytes / 8, 1), "{len}");
         // SAFETY: inside the piece.
-        let rest = unsafe { std::slice::from_raw_parts((at + kept) as *const u8, len - kept) };
+        let rest =
+            unsafe { std::slice::from_raw_parts((at + kept_bytes) as *const u8, len - kept_bytes) };
         assert!(rest.iter().all(|b| *b == 0), "{len}");
     }
-    assert_eq!(heap.piece(beside + 5).unwrap(), beside..beside + MIB);
+    assert_eq!(heap.piece(neighbour + 5).unwrap(), neighbour..neighbour + MIB);
     assert_eq!(heap.allocated_bytes(), (MIB + GRANULE_BYTES) as u64);
 }
 
@@ -137,45 +138,45 @@ fn threads_share_a_heap() {
 #[test]
 fn a_folded_vector_is_a_vector() {
     let heap = heap();
-    let mut folded = FoldedVec::new(&heap);
-    let mut plain = Vec::new();
+    let mut vec_folded = FoldedVec::new(&heap);
+    let mut vec_plain = Vec::new();
     for n in 0..2_000_000u64 {
-        folded.push(n * n).unwrap();
-        plain.push(n * n);
+        vec_folded.push(n * n).unwrap();
+        vec_plain.push(n * n);
     }
-    folded.extend_from_slice(&plain[..1000]).unwrap();
-    plain.extend_from_within(..1000);
-    assert!(folded[..] == plain[..]);
-    folded.sort_unstable_by(|a, b| b.cmp(a));
-    plain.sort_unstable_by(|a, b| b.cmp(a));
-    assert!(folded[..] == plain[..] && folded.pop() == plain.pop());
-    folded.truncate(5);
-    assert_eq!(folded[..], plain[..5]);
-    assert!(folded.reserve(usize::MAX).is_err() && folded[..] == plain[..5]);
-    drop(folded);
+    vec_folded.extend_from_slice(&vec_plain[..1000]).unwrap();
+    vec_plain.extend_from_within(..1000);
+    assert!(vec_folded[..] == vec_plain[..]);
+    vec_folded.sort_unstable_by(|a, b| b.cmp(a));
+    vec_plain.sort_unstable_by(|a, b| b.cmp(a));
+    assert!(vec_folded[..] == vec_plain[..] && vec_folded.pop() == vec_plain.pop());
+    vec_folded.truncate(5);
+    assert_eq!(vec_folded[..], vec_plain[..5]);
+    assert!(vec_folded.reserve(usize::MAX).is_err() && vec_folded[..] == vec_plain[..5]);
+    drop(vec_folded);
     assert_eq!(heap.allocated_bytes(), 0);
 }
 
 #[test]
 fn a_folded_vector_drops_its_elements_once() {
-    let (heap, counted) = (heap(), Arc::new(()));
+    let (heap, counter) = (heap(), Arc::new(()));
     let mut vec = FoldedVec::with_capacity(&heap, 10).unwrap();
     for _ in 0..10_000 {
-        vec.push(counted.clone()).unwrap();
+        vec.push(counter.clone()).unwrap();
     }
     vec.truncate(9000);
     drop(vec.pop());
-    assert_eq!(Arc::strong_count(&counted), 1 + 8999);
+    assert_eq!(Arc::strong_count(&counter), 1 + 8999);
     drop(vec);
-    assert_eq!(Arc::strong_count(&counted), 1);
+    assert_eq!(Arc::strong_count(&counter), 1);
 }
 
 /// Pages of a range that are there.
 fn there(addrs: std::ops::Range<usize>) -> usize {
-    let mut found = vec![0u8; addrs.len() / 4096];
+    let mut bits = vec![0u8; addrs.len() / 4096];
     // SAFETY: only asks; there is a byte for each page.
-    unsafe { libc::mincore(addrs.start as *mut _, addrs.len(), found.as_mut_ptr()) };
-    found.iter().filter(|byte| **byte & 1 != 0).count()
+    unsafe { libc::mincore(addrs.start as *mut _, addrs.len(), bits.as_mut_ptr()) };
+    bits.iter().filter(|byte| **byte & 1 != 0).count()
 }
 
 /// The addresses are given out again, and what is there then can be folded.
@@ -185,13 +186,13 @@ fn piece_that_is_freed_while_it_is_lent_is_pinned_no_more() {
     let make = || (0..8).map(|_| heap.alloc(len).unwrap().as_ptr() as usize).collect::<Vec<_>>();
     let pieces = make();
     pieces.iter().for_each(|&at| fill(at, len / 8, 3));
-    let lent = heap.lend().unwrap();
+    let gain = heap.lend().unwrap();
     // SAFETY: nothing uses them any more.
     let free = |at: &usize| unsafe { heap.free(*at).unwrap() };
     pieces[3..5].iter().for_each(free);
     let mut again = vec![heap.alloc(len).unwrap().as_ptr() as usize];
     heap.pin(again[0]..again[0] + len).unwrap();
-    heap.take_back(lent);
+    heap.take_back(gain);
     again.push(heap.alloc(len).unwrap().as_ptr() as usize);
     again.iter().for_each(|&at| fill(at, len / 8, 4));
     let fold = |at: usize| {
@@ -200,8 +201,8 @@ fn piece_that_is_freed_while_it_is_lent_is_pinned_no_more() {
     };
     assert_eq!(fold(again[0]), len / 4096, "its own pin holds");
     heap.unpin(again[0]..again[0] + len).unwrap();
-    let stuck = again.iter().chain(&pieces[..3]).map(|&at| fold(at)).sum::<usize>();
-    assert_eq!(stuck, 0, "pages that can't leave");
+    let stuck_bytes = again.iter().chain(&pieces[..3]).map(|&at| fold(at)).sum::<usize>();
+    assert_eq!(stuck_bytes, 0, "pages that can't leave");
     assert!(again.iter().all(|&at| holds(at, len / 8, 4)));
 }
 

@@ -61,8 +61,8 @@ fn explore(model: fn(Without), without: Without) {
 fn assert_needs_all(model: fn(Without), steps: &[Without]) {
     explore(model, Without::Nothing);
     for step in steps {
-        let found = catch_unwind(AssertUnwindSafe(|| explore(model, *step)));
-        assert!(found.is_err(), "a step was left out, and nobody noticed");
+        let outcome = catch_unwind(AssertUnwindSafe(|| explore(model, *step)));
+        assert!(outcome.is_err(), "a step was left out, and nobody noticed");
     }
 }
 
@@ -142,10 +142,10 @@ impl World {
     fn evict(&self, numbers: Range<usize>, without: Without) {
         let _shard = self.shard.lock().unwrap();
         let range = page(numbers.start).start..page(numbers.end - 1).end;
-        let marked = if without == Without::Mark { 0..0 } else { range.clone() };
-        let leaving = self.holds.mark_leaving(once(marked));
+        let marks = if without == Without::Mark { 0..0 } else { range.clone() };
+        let departure = self.holds.mark_leaving(once(marks));
         for number in numbers {
-            if leaving.may_evict(page(number)) {
+            if departure.may_evict(page(number)) {
                 self.there[number].store(false, SeqCst);
             }
         }
@@ -153,13 +153,13 @@ impl World {
 
     /// The program gives both pages up.
     fn discard(&self, without: Without) {
-        let leaving = self.holds.mark_leaving(once(all()));
-        let mut held = [false; PAGES];
-        for (number, held) in held.iter_mut().enumerate() {
-            *held = leaving.is_held(page(number)) && without != Without::Zeros;
+        let departure = self.holds.mark_leaving(once(all()));
+        let mut is_held = [false; PAGES];
+        for (number, is_held_one) in is_held.iter_mut().enumerate() {
+            *is_held_one = departure.is_held(page(number)) && without != Without::Zeros;
         }
         for number in 0..PAGES {
-            if held[number] {
+            if is_held[number] {
                 self.touch(number);
             } else {
                 let _shard = self.shard.lock().unwrap();
@@ -171,10 +171,10 @@ impl World {
 
     fn adopt(&self, without: Without) {
         self.managing.store(true, SeqCst);
-        let leaving = self.holds.mark_leaving(once(all()));
+        let departure = self.holds.mark_leaving(once(all()));
         for number in 0..PAGES {
             if without != Without::Bring {
-                leaving.each_held(page(number), |_| self.there[number].store(true, SeqCst));
+                departure.each_held(page(number), |_| self.there[number].store(true, SeqCst));
             }
         }
         let _shard = self.shard.lock().unwrap();
@@ -188,10 +188,10 @@ impl World {
             // SAFETY: nobody else has it.
             unsafe { holds.reset_in_child() };
         }
-        let there = |number: usize| AtomicBool::new(self.there[number].load(SeqCst));
+        let presence = |number: usize| AtomicBool::new(self.there[number].load(SeqCst));
         World {
             holds,
-            there: std::array::from_fn(there),
+            there: std::array::from_fn(presence),
             bytes: std::array::from_fn(|_| AtomicU8::new(DATA)),
             registered: AtomicBool::new(true),
             managing: AtomicBool::new(true),
@@ -235,7 +235,7 @@ fn two_calls_an_eviction_and_a_fault_all_end() {
         ]);
         // What nobody holds any more leaves.
         world.evict(0..2, Without::Nothing);
-        assert!(world.there.iter().all(|there| !there.load(SeqCst)));
+        assert!(world.there.iter().all(|is_present| !is_present.load(SeqCst)));
     }
     assert_needs_all(model, &[Without::Look, Without::Publish]);
 }
@@ -283,10 +283,16 @@ fn a_child_of_fork_has_neither_holds_nor_marks_of_its_parents() {
             spawn(&world, move |w| {
                 let child = w.copied(without);
                 child.evict(0..2, Without::Nothing);
-                assert!(child.there.iter().all(|there| !there.load(SeqCst)), "still held");
+                assert!(
+                    child.there.iter().all(|is_present| !is_present.load(SeqCst)),
+                    "still held"
+                );
                 child.call(Without::Nothing);
                 child.evict(0..2, Without::Nothing);
-                assert!(child.there.iter().all(|there| !there.load(SeqCst)), "held for good");
+                assert!(
+                    child.there.iter().all(|is_present| !is_present.load(SeqCst)),
+                    "held for good"
+                );
             }),
         ]);
     }

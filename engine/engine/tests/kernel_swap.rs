@@ -90,12 +90,12 @@ impl Setup {
             // it while the slice exists.
             let bytes = unsafe { std::slice::from_raw_parts(self.page(number), PAGE_SIZE) };
             let expected = byte(number, self.rounds[number]);
-            let wrong = bytes.iter().position(|byte| *byte != expected);
+            let position = bytes.iter().position(|byte| *byte != expected);
             assert_eq!(
-                wrong,
+                position,
                 None,
                 "page {number} has {} where {expected} was written",
-                bytes[wrong.unwrap_or(0)]
+                bytes[position.unwrap_or(0)]
             );
         }
         self.pager.check().unwrap();
@@ -110,8 +110,11 @@ fn frames_swapped_out_by_the_kernel_are_not_empty() {
     let mut setup = Setup::new();
     for round in 0..3 {
         (0..AREA_PAGES).for_each(|page| setup.write(page));
-        let swapped = setup.swap_out(&setup.frames());
-        assert!(swapped >= MIB / 4, "round {round}: {swapped} bytes of frames are swapped out");
+        let swapped_bytes = setup.swap_out(&setup.frames());
+        assert!(
+            swapped_bytes >= MIB / 4,
+            "round {round}: {swapped_bytes} bytes of frames are swapped out"
+        );
         // What it has in swap can't be moved from now on.
         let _sharer = Sharer::fork();
         setup.assert_kept();
@@ -128,30 +131,30 @@ fn pages_swapped_out_by_the_kernel_are_folded() {
     let _alone = alone();
     let Some(_swap) = KernelSwap::on(192) else { return };
     let mut setup = Setup::new();
-    for shared in [false, true] {
+    for is_shared in [false, true] {
         (0..AREA_PAGES).for_each(|page| setup.write(page));
-        let swapped = setup.swap_out(&setup.home());
-        assert!(swapped >= 4 * MIB, "{swapped} bytes of the program's are swapped out");
-        let _sharer = shared.then(Sharer::fork);
-        let home = setup.home();
+        let swapped_bytes = setup.swap_out(&setup.home());
+        assert!(swapped_bytes >= 4 * MIB, "{swapped_bytes} bytes of the program's are swapped out");
+        let _sharer = is_shared.then(Sharer::fork);
+        let pages = setup.home();
         // What is shared is noted first, and then made private by a background thread, of which
         // this is the work.
-        let folded = || setup.pager.stats().folded_bytes.load(Relaxed);
+        let folded_bytes = || setup.pager.stats().folded_bytes.load(Relaxed);
         for _ in 0..AREA_PAGES {
-            setup.pager.mappings().page_out_at(home.clone());
+            setup.pager.mappings().page_out_at(pages.clone());
             setup.pager.gauges().publish();
-            if folded() == home.len() as u64 {
+            if folded_bytes() == pages.len() as u64 {
                 break;
             }
             setup.pager.background().reclaim_in_background();
         }
-        assert_eq!(folded(), home.len() as u64, "shared: {shared}");
+        assert_eq!(folded_bytes(), pages.len() as u64, "shared: {is_shared}");
         setup.assert_kept();
     }
 }
 
 #[test]
-fn what_is_in_the_kernels_swap_when_it_is_adopted_is_there() {
+fn memory_in_the_kernels_swap_survives_its_adoption() {
     let _alone = alone();
     let Some(_swap) = KernelSwap::on(64) else { return };
     let zone = Zone::reserve(64 * PAGE_SIZE, PAGE_SIZE).unwrap();
@@ -162,14 +165,14 @@ fn what_is_in_the_kernels_swap_when_it_is_adopted_is_there() {
     }
     swap_out(zone.start(), zone.len());
     assert!(swapped_bytes(zone.start(), zone.start() + zone.len()) > 0);
-    let mut found = Vec::new();
-    let each = |start: usize, end: usize| found.extend((start..end).step_by(PAGE_SIZE));
+    let mut ranges = Vec::new();
+    let each = |start: usize, end: usize| ranges.extend((start..end).step_by(PAGE_SIZE));
     pagemap.for_each_populated(zone.start(), zone.start() + zone.len(), each).unwrap();
-    let there = |page: &usize| zone.start() + page * PAGE_SIZE;
-    assert_eq!(found, (0..64).step_by(3).map(|page| there(&page)).collect::<Vec<_>>());
+    let address_of = |page: &usize| zone.start() + page * PAGE_SIZE;
+    assert_eq!(ranges, (0..64).step_by(3).map(|page| address_of(&page)).collect::<Vec<_>>());
     let space =
         UffdSpace::new(Arc::new(Uffd::open(feature::MOVE, true).unwrap()), Some(Arc::new(pagemap)));
-    assert!((0..64).all(|page| space.is_populated(there(&page)) == (page % 3 == 0)));
+    assert!((0..64).all(|page| space.is_populated(address_of(&page)) == (page % 3 == 0)));
 }
 
 #[test]
@@ -179,29 +182,29 @@ fn regions_keep_every_byte_under_kernel_swap_and_forks() {
     for delivery in [Delivery::Signal, Delivery::Thread] {
         let memory = Memory::builder().resident_bytes(12 << 20).delivery(delivery).build().unwrap();
         let mut region = memory.region(32 * MIB).unwrap();
-        let (done, swapped) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (is_done, is_swapped) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while !done.load(Relaxed) {
+                while !is_done.load(Relaxed) {
                     swap_all_out();
-                    swapped.fetch_or(swapped_bytes(0, usize::MAX) > 0, Relaxed);
+                    is_swapped.fetch_or(swapped_bytes(0, usize::MAX) > 0, Relaxed);
                     drop(Sharer::fork());
                 }
             });
             let mut round = 0u8;
-            while round < 6 || !swapped.load(Relaxed) {
+            while round < 6 || !is_swapped.load(Relaxed) {
                 let expected = round;
                 round = round.wrapping_add(1);
                 for (number, page) in region.as_mut_slice().chunks_mut(PAGE_SIZE).enumerate() {
-                    let was = if expected == 0 { 0 } else { byte(number, expected) };
+                    let byte_before = if expected == 0 { 0 } else { byte(number, expected) };
                     assert!(
-                        page.iter().all(|byte| *byte == was),
+                        page.iter().all(|byte| *byte == byte_before),
                         "page {number} in round {round}, {delivery:?}"
                     );
                     page.fill(byte(number, round));
                 }
             }
-            done.store(true, Relaxed);
+            is_done.store(true, Relaxed);
         });
         memory.check().unwrap();
     }

@@ -6,15 +6,15 @@ use std::ops::{ControlFlow, Range};
 
 /// Of each mapping in a range, whether the kernel may merge its pages.
 fn merged_in(range: Range<usize>) -> Vec<bool> {
-    let mut found = Vec::new();
-    let done = each_detailed(|area, about| {
+    let mut areas = Vec::new();
+    let outcome = each_detailed(|area, about| {
         if area.start < range.end && area.end > range.start {
-            found.push(about.has(flag::MERGEABLE));
+            areas.push(about.has(flag::MERGEABLE));
         }
         ControlFlow::Continue(())
     });
-    done.expect("/proc/self/smaps");
-    found
+    outcome.expect("/proc/self/smaps");
+    areas
 }
 
 /// The kernel ends the write protection of what it merges, which tells what is clean.

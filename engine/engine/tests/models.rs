@@ -115,12 +115,12 @@ fn c2_two_faults_load_a_block_once() {
         });
         join(threads.collect());
         let stats = setup.pager.stats();
-        let (loaded, pages) = (get(&stats.blocks_loaded) - before, get(&stats.zswpin));
+        let (loads, pages) = (get(&stats.blocks_loaded) - before, get(&stats.zswpin));
         match delivery {
-            Delivery::Thread => assert_eq!((loaded, pages), (1, 4), "one loads, the others wait"),
+            Delivery::Thread => assert_eq!((loads, pages), (1, 4), "one loads, the others wait"),
             // Page by page.
             _ => {
-                assert!(loaded <= 3 && (3..=4).contains(&pages), "{pages} pages in {loaded} loads")
+                assert!(loads <= 3 && (3..=4).contains(&pages), "{pages} pages in {loads} loads")
             }
         }
         setup.assert_sound();
@@ -386,11 +386,11 @@ fn c1_clean_folios_that_leave_lose_no_write() {
     static DROPS: AtomicU64 = AtomicU64::new(0);
     static WAITED: AtomicU64 = AtomicU64::new(0);
     explore(|delivery| {
-        let (drops, waited) = clean_folios_leave(delivery, &[]);
+        let (drops, waits) = clean_folios_leave(delivery, &[]);
         assert!(delivery == Delivery::Signal || drops == 0);
         DROPS.fetch_add(drops, Relaxed);
         if delivery == Delivery::Signal {
-            WAITED.fetch_add(waited, Relaxed);
+            WAITED.fetch_add(waits, Relaxed);
         }
     });
     assert!(get(&DROPS) > 0 && get(&WAITED) > 0, "schedules in which nothing meets");

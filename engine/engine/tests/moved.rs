@@ -106,8 +106,8 @@ impl Setup {
 
     /// Returns whether the kernel puts zeros in any missing page of a range.
     fn puts_zeros(&self, at: usize) -> bool {
-        let missing = |page: &usize| !self.pagemap.is_populated(*page);
-        (at..at + LEN).step_by(5 * PAGE_SIZE).filter(missing).any(|page| {
+        let is_missing = |page: &usize| !self.pagemap.is_populated(*page);
+        (at..at + LEN).step_by(5 * PAGE_SIZE).filter(is_missing).any(|page| {
             // SAFETY: changes no byte of what is there.
             unsafe { libc::madvise(page as *mut _, PAGE_SIZE, libc::MADV_POPULATE_WRITE) == 0 }
         })

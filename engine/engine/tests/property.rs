@@ -129,9 +129,9 @@ impl<'a> Owner<'a> {
         let want = &self.shadow[own * PAGE_SIZE..][..PAGE_SIZE];
         if bytes != want {
             let at = (0..PAGE_SIZE).find(|i| bytes[*i] != want[*i]).unwrap_or(0);
-            let (found, wanted) = (bytes[at], want[at]);
+            let (byte, expected) = (bytes[at], want[at]);
             panic!(
-                "page {} of thread {}, byte {at}: {found:#x}, not {wanted:#x}",
+                "page {} of thread {}, byte {at}: {byte:#x}, not {expected:#x}",
                 self.offset(own) / PAGE_SIZE,
                 self.me
             );
@@ -149,7 +149,7 @@ impl<'a> Owner<'a> {
     /// only.
     fn pin(&mut self, own: usize) {
         let at = self.offset(own);
-        let pinned = self.region.pin(at + 1..at + 2);
+        let pin = self.region.pin(at + 1..at + 2);
         let mut zeros = std::fs::File::open("/dev/zero").expect("/dev/zero");
         // SAFETY: the page is this thread's own; it is not borrowed otherwise.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.at(own), PAGE_SIZE) };
@@ -159,7 +159,7 @@ impl<'a> Owner<'a> {
         if self.pins.len() > 4 {
             self.pins.clear();
         }
-        self.pins.push(pinned);
+        self.pins.push(pin);
     }
 
     fn span(&mut self) -> std::ops::Range<usize> {
@@ -203,7 +203,7 @@ fn run(case: Case, seed: u64, steps: usize) {
     let memory = case.memory();
     let region = memory.region(case.mib << 20).expect("a region");
     let region = &region;
-    let worked = std::thread::scope(|scope| {
+    let outcome = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|me| {
                 let mut owner = Owner::new(region, me, random.fork());
@@ -216,7 +216,7 @@ fn run(case: Case, seed: u64, steps: usize) {
             .collect();
         threads.into_iter().map(|t| t.join()).collect::<Vec<_>>()
     });
-    assert!(worked.iter().all(|r| r.is_ok()), "seed {seed}, {case:?}: a thread saw wrong bytes");
+    assert!(outcome.iter().all(|r| r.is_ok()), "seed {seed}, {case:?}: a thread saw wrong bytes");
     check(&memory, &case, seed);
 }
 

@@ -53,7 +53,7 @@ fn reader(setup: &Setup) -> JoinHandle<()> {
 
 /// One handler, which serves these pages in order; tells of each when it is done with it.
 fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, FaultOutcome)> {
-    let (tell, told) = channel();
+    let (tell, answers) = channel();
     let setup = setup.clone();
     std::thread::spawn(move || {
         for page in pages {
@@ -61,7 +61,7 @@ fn handler(setup: &Arc<Setup>, pages: Vec<usize>) -> Receiver<(usize, FaultOutco
             let _ = tell.send((page, setup.pager.faults().fault(fault)));
         }
     });
-    told
+    answers
 }
 
 #[test]
@@ -69,16 +69,16 @@ fn pool_fault_is_served_while_a_device_read_is_stalled() {
     let disk = MemoryDisk::default();
     let (setup, reader) = folded(&disk, 64);
     disk.hold_reads();
-    let begun = disk.begun();
-    let told = handler(&setup, vec![3, 40]);
+    let beginnings = disk.begun();
+    let answers = handler(&setup, vec![3, 40]);
     // Unless it is passed on, the handler sleeps here until the read ends, which it doesn't.
-    let first = told.recv_timeout(LONG).expect("the handler waits for the device");
+    let first = answers.recv_timeout(LONG).expect("the handler waits for the device");
     assert_eq!(first, (3, FaultOutcome::Yes));
-    assert_eq!(told.recv_timeout(LONG), Ok((40, FaultOutcome::Yes)));
+    assert_eq!(answers.recv_timeout(LONG), Ok((40, FaultOutcome::Yes)));
     assert_eq!(setup.space.present_pages() % 4, 0);
     assert!(setup.space.present_pages() >= 4, "the page from the pool is there");
     assert_holds(&setup, 40, 1);
-    while disk.begun() == begun {
+    while disk.begun() == beginnings {
         std::thread::yield_now();
     }
     assert_eq!(get(&stats(&setup).pswpin), 0, "the read is held");
@@ -110,14 +110,14 @@ fn a_window_of_the_pool_ends_where_the_file_begins() {
     disk.hold_reads();
     // A stream upwards through the pool, whose windows would grow to whole folios.
     let pages: Vec<usize> = (0..PAGES).step_by(4).filter(|n| n % 16 >= 4).collect();
-    let told = handler(&setup, pages.clone());
+    let answers = handler(&setup, pages.clone());
     for page in pages {
-        assert_eq!(told.recv_timeout(LONG), Ok((page, FaultOutcome::Yes)));
+        assert_eq!(answers.recv_timeout(LONG), Ok((page, FaultOutcome::Yes)));
         setup.program.read(page, |bytes| assert!(*bytes == *content(page), "page {page}"));
     }
     assert_eq!(setup.space.present_pages(), PAGES / 4 * 3);
-    let merged = get(&stats(&setup).zswpin_folio[3]);
-    assert!(merged > 0, "windows grow as far as the pool goes");
+    let merges = get(&stats(&setup).zswpin_folio[3]);
+    assert!(merges > 0, "windows grow as far as the pool goes");
     disk.release_reads();
     (0..PAGES)
         .for_each(|n| setup.program.read(n, |page| assert!(*page == *content(n), "page {n}")));

@@ -23,10 +23,10 @@ impl Filled {
     fn new(change: impl FnOnce(&mut Config)) -> Filled {
         let mut config = Config::new(1 << 30);
         change(&mut config);
-        let mut filled =
+        let mut world =
             Filled { setup: Setup::new(config, 4 * PAGES), want: vec![vec![0; PAGE_SIZE]; PAGES] };
-        (0..PAGES).for_each(|n| filled.write(n, n as u64));
-        filled
+        (0..PAGES).for_each(|n| world.write(n, n as u64));
+        world
     }
 
     /// Real bytes: every block of them becomes an object that compresses.
@@ -75,35 +75,35 @@ fn get(counter: &AtomicU64) -> u64 {
 
 #[test]
 fn eagain_while_mapping_out_ends_only_the_present_round() {
-    let filled = Filled::new(|_| ());
-    filled.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
-    assert!(filled.page_out() < PAGES as u64);
-    assert!(filled.mapped() > 0);
-    assert_eq!(get(&filled.stats().move_again), 1);
-    filled.page_out();
-    assert_eq!(filled.mapped(), 0);
-    filled.assert_whole();
+    let world = Filled::new(|_| ());
+    world.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
+    assert!(world.page_out() < PAGES as u64);
+    assert!(world.mapped() > 0);
+    assert_eq!(get(&world.stats().move_again), 1);
+    world.page_out();
+    assert_eq!(world.mapped(), 0);
+    world.assert_whole();
 }
 
 #[test]
 fn eagain_while_mapping_in_is_served_again() {
     for trouble in [Trouble::Again, Trouble::NoMemory, Trouble::Gone] {
-        let filled = Filled::new(|_| ());
-        filled.page_out();
-        filled.setup.troubles.strike(Call::MoveIn, 1, trouble);
-        filled.assert_whole();
-        assert_eq!(filled.setup.troubles.struck(|t| *t == trouble), 1);
+        let world = Filled::new(|_| ());
+        world.page_out();
+        world.setup.troubles.strike(Call::MoveIn, 1, trouble);
+        world.assert_whole();
+        assert_eq!(world.setup.troubles.struck(|t| *t == trouble), 1);
     }
 }
 
 #[test]
 fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
-    let filled = Filled::new(|_| ());
-    filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
-    filled.page_out();
-    assert_eq!(get(&filled.stats().move_busy), 1);
-    assert!(filled.mapped() > 0 && filled.mapped() < PAGES, "{} pages are mapped", filled.mapped());
-    filled.assert_whole();
+    let world = Filled::new(|_| ());
+    world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
+    world.page_out();
+    assert_eq!(get(&world.stats().move_busy), 1);
+    assert!(world.mapped() > 0 && world.mapped() < PAGES, "{} pages are mapped", world.mapped());
+    world.assert_whole();
 }
 
 /// A page that many processes share would take more compressed than this one has of it. But others
@@ -112,49 +112,49 @@ fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
 fn of_what_many_share_one_block_is_refused() {
     let block = Config::new(0).block_order.pages();
     for own in [0, 1 << 20] {
-        let filled = Filled::new(|c| c.clean_percent = 100);
-        filled.page_out();
+        let world = Filled::new(|c| c.clean_percent = 100);
+        world.page_out();
         // Shared by many, their copies stay beside what comes back.
-        filled.setup.pager.fork().note_shared(1 << 20, own, 2);
+        world.setup.pager.fork().note_shared(1 << 20, own, 2);
         (0..PAGES)
-            .for_each(|n| filled.setup.program.read(n, |page| assert!(*page == *filled.want[n])));
-        assert_eq!(filled.mapped(), PAGES);
-        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
-        filled.page_out();
-        filled.setup.pager.gauges().publish();
-        let refused = if own == 0 { block * PAGE_SIZE } else { 0 };
-        assert_eq!(get(&filled.stats().refused_bytes) as usize, refused);
-        filled.setup.pager.fork().note_private();
-        filled.setup.pager.gauges().publish();
-        assert_eq!(get(&filled.stats().refused_bytes), 0, "it may be folded again");
-        filled.page_out();
-        assert_eq!(filled.mapped(), 0);
-        filled.assert_whole();
+            .for_each(|n| world.setup.program.read(n, |page| assert!(*page == *world.want[n])));
+        assert_eq!(world.mapped(), PAGES);
+        world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
+        world.page_out();
+        world.setup.pager.gauges().publish();
+        let refused_bytes = if own == 0 { block * PAGE_SIZE } else { 0 };
+        assert_eq!(get(&world.stats().refused_bytes) as usize, refused_bytes);
+        world.setup.pager.fork().note_private();
+        world.setup.pager.gauges().publish();
+        assert_eq!(get(&world.stats().refused_bytes), 0, "it may be folded again");
+        world.page_out();
+        assert_eq!(world.mapped(), 0);
+        world.assert_whole();
     }
 }
 
 #[test]
 fn ebusy_while_mapping_in_is_answered_by_copying() {
-    let filled = Filled::new(|_| ());
-    filled.page_out();
-    filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Busy);
-    filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Busy);
-    filled.assert_whole();
-    assert_eq!(get(&filled.stats().copies), 1);
+    let world = Filled::new(|_| ());
+    world.page_out();
+    world.setup.troubles.strike(Call::MoveIn, 1, Trouble::Busy);
+    world.setup.troubles.strike(Call::MoveIn, 2, Trouble::Busy);
+    world.assert_whole();
+    assert_eq!(get(&world.stats().copies), 1);
 }
 
 #[test]
 fn eexist_keeps_the_page_that_is_there() {
     for moves in [true, false] {
-        let filled = Filled::new(|c| c.use_move = moves);
-        filled.page_out();
-        filled.setup.troubles.strike(
+        let world = Filled::new(|c| c.use_move = moves);
+        world.page_out();
+        world.setup.troubles.strike(
             if moves { Call::MoveIn } else { Call::CopyIn },
             1,
             Trouble::Exists,
         );
-        filled.assert_whole();
-        assert!(get(&filled.stats().move_exists) > 0);
+        world.assert_whole();
+        assert!(get(&world.stats().move_exists) > 0);
     }
 }
 
@@ -162,88 +162,88 @@ fn eexist_keeps_the_page_that_is_there() {
 /// come back. So it must not take a second step to find out that it is there.
 #[test]
 fn eexist_for_a_single_page_ends_the_load() {
-    let filled = Filled::new(|c| (c.block_order, c.readahead) = (Order::PAGE, false));
-    filled.page_out();
-    filled.setup.troubles.strike(Call::CopyIn, 1, Trouble::Exists);
-    filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Gone);
-    filled.setup.program.read(0, |page| assert!(*page == *filled.want[0]));
-    assert_eq!(get(&filled.stats().move_exists), 1);
+    let world = Filled::new(|c| (c.block_order, c.readahead) = (Order::PAGE, false));
+    world.page_out();
+    world.setup.troubles.strike(Call::CopyIn, 1, Trouble::Exists);
+    world.setup.troubles.strike(Call::MoveIn, 1, Trouble::Gone);
+    world.setup.program.read(0, |page| assert!(*page == *world.want[0]));
+    assert_eq!(get(&world.stats().move_exists), 1);
     assert_eq!(
-        filled.setup.troubles.struck(|t| *t == Trouble::Gone),
+        world.setup.troubles.struck(|t| *t == Trouble::Gone),
         0,
         "the page was loaded a second time"
     );
-    assert_eq!(filled.mapped(), 1);
-    filled.assert_whole();
+    assert_eq!(world.mapped(), 1);
+    world.assert_whole();
 }
 
 /// After EEXIST no other call about that page is made, which could say EAGAIN: the page would be
 /// there and writable, while its folio counts as stored, and could be dropped as clean with others.
 #[test]
 fn eexist_for_the_first_page_of_a_folio_is_not_forgotten() {
-    let filled = Filled::new(|c| c.delivery = Delivery::Signal);
-    filled.page_out();
-    filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Exists);
-    filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
-    let addr = filled.setup.program.page(0);
-    filled.setup.pager.faults().fault(PageFault { addr, write: true, ..PageFault::default() });
-    assert_eq!(filled.setup.troubles.struck(|t| *t == Trouble::Exists), 1, "it was a move");
-    filled.setup.pager.gauges().publish();
-    let known = get(&filled.stats().resident_bytes) as usize / PAGE_SIZE;
-    assert!(known == filled.mapped() && known > 0, "{known} of {}", filled.mapped());
-    filled.setup.troubles.clear();
-    filled.assert_whole();
+    let world = Filled::new(|c| c.delivery = Delivery::Signal);
+    world.page_out();
+    world.setup.troubles.strike(Call::MoveIn, 1, Trouble::Exists);
+    world.setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
+    let addr = world.setup.program.page(0);
+    world.setup.pager.faults().fault(PageFault { addr, write: true, ..PageFault::default() });
+    assert_eq!(world.setup.troubles.struck(|t| *t == Trouble::Exists), 1, "it was a move");
+    world.setup.pager.gauges().publish();
+    let known = get(&world.stats().resident_bytes) as usize / PAGE_SIZE;
+    assert!(known == world.mapped() && known > 0, "{known} of {}", world.mapped());
+    world.setup.troubles.clear();
+    world.assert_whole();
 }
 
 #[test]
-fn what_a_load_that_was_given_up_has_mapped_is_discarded_too() {
-    let mut filled = Filled::new(|c| c.fallback_percent = 100);
-    filled.page_out();
+fn pages_of_a_load_that_was_given_up_are_discarded() {
+    let mut world = Filled::new(|c| c.fallback_percent = 100);
+    world.page_out();
     // They take the frames that became free.
-    (PAGES..3 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = 1));
-    let others = filled.mapped();
-    filled.setup.troubles.strike(Call::CopyIn, 1, Trouble::Partial(2));
-    filled.setup.troubles.strike(Call::CopyIn, 2, Trouble::Again);
-    filled.setup.troubles.strike(Call::Populate, 1, Trouble::Again);
-    let fault = PageFault { addr: filled.setup.program.page(0), ..PageFault::default() };
-    assert_eq!(filled.setup.pager.faults().fault(fault), FaultOutcome::Again);
-    assert_eq!(filled.mapped(), others + 2, "of a folio that is stored");
+    (PAGES..3 * PAGES).for_each(|n| world.setup.program.write(n, |page| page[0] = 1));
+    let others = world.mapped();
+    world.setup.troubles.strike(Call::CopyIn, 1, Trouble::Partial(2));
+    world.setup.troubles.strike(Call::CopyIn, 2, Trouble::Again);
+    world.setup.troubles.strike(Call::Populate, 1, Trouble::Again);
+    let fault = PageFault { addr: world.setup.program.page(0), ..PageFault::default() };
+    assert_eq!(world.setup.pager.faults().fault(fault), FaultOutcome::Again);
+    assert_eq!(world.mapped(), others + 2, "of a folio that is stored");
     // SAFETY: nobody uses the pages.
-    unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(0..4)) };
-    filled.want[..4].iter_mut().for_each(|page| page.fill(0));
-    filled.assert_whole();
+    unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(0..4)) };
+    world.want[..4].iter_mut().for_each(|page| page.fill(0));
+    world.assert_whole();
 }
 
 #[test]
 fn a_move_that_does_a_part_splits_the_folio() {
     for part in 1..4 {
-        let filled = Filled::new(|_| ());
-        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Partial(part));
-        filled.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
-        filled.page_out();
-        assert_eq!(filled.setup.troubles.struck(|_| true), 2);
-        assert!(get(&filled.stats().splits) > 0);
-        filled.setup.assert_sound();
-        filled.page_out();
-        filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(part));
-        filled.setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
-        filled.assert_whole();
+        let world = Filled::new(|_| ());
+        world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Partial(part));
+        world.setup.troubles.strike(Call::MoveOut, 2, Trouble::Again);
+        world.page_out();
+        assert_eq!(world.setup.troubles.struck(|_| true), 2);
+        assert!(get(&world.stats().splits) > 0);
+        world.setup.assert_sound();
+        world.page_out();
+        world.setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(part));
+        world.setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
+        world.assert_whole();
     }
 }
 
 #[test]
 fn pages_that_are_moved_and_not_counted_are_where_they_went() {
-    let cases = (0..4).flat_map(|said| (1..=4 - said).map(move |more| (said, more)));
-    for (said, more) in cases {
-        let filled = Filled::new(|_| ());
-        filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Short(said, more));
-        filled.page_out();
-        filled.setup.assert_sound();
-        assert_eq!(get(&filled.stats().move_uncounted), more as u64);
-        filled.setup.troubles.strike(Call::MoveIn, 1, Trouble::Short(said, more));
-        filled.assert_whole();
-        filled.setup.assert_sound();
-        assert_eq!(filled.setup.troubles.struck(|_| true), 2);
+    let cases = (0..4).flat_map(|strikes| (1..=4 - strikes).map(move |more| (strikes, more)));
+    for (strikes, more) in cases {
+        let world = Filled::new(|_| ());
+        world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Short(strikes, more));
+        world.page_out();
+        world.setup.assert_sound();
+        assert_eq!(get(&world.stats().move_uncounted), more as u64);
+        world.setup.troubles.strike(Call::MoveIn, 1, Trouble::Short(strikes, more));
+        world.assert_whole();
+        world.setup.assert_sound();
+        assert_eq!(world.setup.troubles.struck(|_| true), 2);
     }
 }
 
@@ -251,17 +251,17 @@ fn pages_that_are_moved_and_not_counted_are_where_they_went() {
 /// something there.
 #[test]
 fn moved_and_replaced_page_is_not_in_an_empty_frame() {
-    let mut filled = Filled::new(|_| ());
-    filled.setup.troubles.strike(Call::MoveOut, 1, Trouble::Replaced);
-    filled.page_out();
-    assert_eq!(filled.setup.troubles.struck(|_| true), 1);
+    let mut world = Filled::new(|_| ());
+    world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Replaced);
+    world.page_out();
+    assert_eq!(world.setup.troubles.struck(|_| true), 1);
     // Now the engine is told.
     // SAFETY: nobody uses the page.
-    unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(0..1)) };
-    filled.want[0].fill(0);
-    filled.assert_whole();
-    (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
-    filled.assert_whole();
+    unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(0..1)) };
+    world.want[0].fill(0);
+    world.assert_whole();
+    (0..PAGES).for_each(|n| world.write(n, 100 + n as u64));
+    world.assert_whole();
 }
 
 /// As where a heap has grown: what was adopted with it later stays an area of its own to the
@@ -269,59 +269,59 @@ fn moved_and_replaced_page_is_not_in_an_empty_frame() {
 #[test]
 fn a_folio_across_two_of_the_kernels_areas_goes_in_parts() {
     for border in [1, 5, 8, 15] {
-        let filled = Filled::new(|_| ());
-        filled.page_out();
-        filled.setup.space.set_border(border);
-        filled.assert_whole();
-        assert_eq!(get(&filled.stats().move_busy) + get(&filled.stats().copies), 0);
+        let world = Filled::new(|_| ());
+        world.page_out();
+        world.setup.space.set_border(border);
+        world.assert_whole();
+        assert_eq!(get(&world.stats().move_busy) + get(&world.stats().copies), 0);
     }
 }
 
 #[test]
 fn enoent_for_a_page_that_the_program_dropped_is_zeros() {
-    let mut filled = Filled::new(|_| ());
+    let mut world = Filled::new(|_| ());
     for number in [0, 5, 15] {
-        assert!(filled.setup.space.punch(filled.setup.program.page(number)));
-        filled.want[number].fill(0);
+        assert!(world.setup.space.punch(world.setup.program.page(number)));
+        world.want[number].fill(0);
     }
-    filled.setup.program.read(5, |page| assert!(page.iter().all(|b| *b == 0)));
-    filled.page_out();
-    assert_eq!(get(&filled.stats().move_holes), 2);
-    assert_eq!(filled.mapped(), 0);
-    filled.assert_whole();
+    world.setup.program.read(5, |page| assert!(page.iter().all(|b| *b == 0)));
+    world.page_out();
+    assert_eq!(get(&world.stats().move_holes), 2);
+    assert_eq!(world.mapped(), 0);
+    world.assert_whole();
 }
 
 #[test]
 fn no_memory_for_a_frame_is_tried_again() {
-    let mut filled = Filled::new(|_| ());
+    let mut world = Filled::new(|_| ());
     for trouble in [Trouble::NoMemory, Trouble::Again, Trouble::Partial(1)] {
-        filled.page_out();
+        world.page_out();
         // The free frames are given back, so that the next load needs fresh ones.
-        let pages = filled.setup.addrs(0..PAGES);
+        let pages = world.setup.addrs(0..PAGES);
         // SAFETY: nobody uses the pages; they are written before they are read.
-        unsafe { filled.setup.pager.mappings().discard_at(pages) };
-        filled.setup.troubles.strike(Call::Populate, 1, trouble);
-        (0..PAGES).for_each(|n| filled.write(n, 100 + n as u64));
-        filled.setup.assert_sound();
+        unsafe { world.setup.pager.mappings().discard_at(pages) };
+        world.setup.troubles.strike(Call::Populate, 1, trouble);
+        (0..PAGES).for_each(|n| world.write(n, 100 + n as u64));
+        world.setup.assert_sound();
     }
-    filled.assert_whole();
+    world.assert_whole();
 }
 
 #[test]
 fn discard_loads_a_block_that_the_store_refuses_by_page() {
-    let mut filled = Filled::new(|_| ());
-    filled.page_out();
+    let mut world = Filled::new(|_| ());
+    world.page_out();
     // New pages take all free frames, so that the block needs a fresh one, which can't be had at
     // once.
-    (PAGES..4 * PAGES).for_each(|n| filled.setup.program.write(n, |page| page[0] = n as u8));
-    filled.setup.pager.store().faults().strike_at(StoreFault::PoolFull, 1);
-    (1..4).for_each(|nth| filled.setup.troubles.strike(Call::Populate, nth, Trouble::Again));
+    (PAGES..4 * PAGES).for_each(|n| world.setup.program.write(n, |page| page[0] = n as u8));
+    world.setup.pager.store().faults().strike_at(StoreFault::PoolFull, 1);
+    (1..4).for_each(|nth| world.setup.troubles.strike(Call::Populate, nth, Trouble::Again));
     // SAFETY: nobody uses the page.
-    unsafe { filled.setup.pager.mappings().discard_at(filled.setup.addrs(1..2)) };
-    filled.want[1].fill(0);
-    assert_eq!(filled.setup.troubles.struck(|_| true), 3);
-    filled.setup.pager.mappings().page_out_at(filled.setup.addrs(0..4 * PAGES));
-    filled.assert_whole();
+    unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(1..2)) };
+    world.want[1].fill(0);
+    assert_eq!(world.setup.troubles.struck(|_| true), 3);
+    world.setup.pager.mappings().page_out_at(world.setup.addrs(0..4 * PAGES));
+    world.assert_whole();
 }
 
 /// What the store refuses stays whole in memory; nothing of it stays in the store, its old copy
@@ -331,24 +331,24 @@ fn refused(
     fault: StoreFault,
     counter: impl Fn(&Stats) -> &AtomicU64,
 ) {
-    let mut filled = Filled::new(change);
-    filled.page_out();
-    filled.assert_whole();
+    let mut world = Filled::new(change);
+    world.page_out();
+    world.assert_whole();
     // Mapped with clean copies, then changed: the next save replaces some blocks of a folio.
-    (0..PAGES).for_each(|n| filled.setup.program.read(n, |_| ()));
-    (0..PAGES).step_by(3).for_each(|n| filled.write(n, 1000 + n as u64));
-    let before = get(&filled.stats().zswpout);
-    let faults = filled.setup.pager.store().faults();
+    (0..PAGES).for_each(|n| world.setup.program.read(n, |_| ()));
+    (0..PAGES).step_by(3).for_each(|n| world.write(n, 1000 + n as u64));
+    let before = get(&world.stats().zswpout);
+    let faults = world.setup.pager.store().faults();
     faults.strike_every(fault, 1);
-    filled.page_out();
+    world.page_out();
     assert!(faults.struck(fault) > 0);
     faults.clear();
-    assert_eq!(filled.mapped(), PAGES, "all folios were refused and stayed");
-    assert_eq!(get(counter(filled.stats())), faults.struck(fault), "each refusal is counted");
-    assert_eq!(get(&filled.stats().zswpout), before, "only successes are counted as stored");
-    assert_eq!(filled.setup.pager.store().stats().objects, 0, "no old copy is left at any offset");
-    filled.setup.assert_sound();
-    filled.assert_whole();
+    assert_eq!(world.mapped(), PAGES, "all folios were refused and stayed");
+    assert_eq!(get(counter(world.stats())), faults.struck(fault), "each refusal is counted");
+    assert_eq!(get(&world.stats().zswpout), before, "only successes are counted as stored");
+    assert_eq!(world.setup.pager.store().stats().objects, 0, "no old copy is left at any offset");
+    world.setup.assert_sound();
+    world.assert_whole();
 }
 
 #[test]
@@ -369,20 +369,20 @@ fn z7_a_verify_mismatch_is_counted_and_the_folio_is_kept() {
 #[test]
 fn copying_survives_pages_that_stay() {
     for trouble in [Trouble::Refused, Trouble::Partial(1)] {
-        let filled = Filled::new(|c| c.use_move = false);
-        filled.setup.troubles.strike(Call::CopyOut, 1, trouble);
-        filled.page_out();
-        assert_eq!(filled.setup.troubles.struck(|_| true), 1);
-        assert!(filled.mapped() > 0);
-        filled.assert_whole();
+        let world = Filled::new(|c| c.use_move = false);
+        world.setup.troubles.strike(Call::CopyOut, 1, trouble);
+        world.page_out();
+        assert_eq!(world.setup.troubles.struck(|_| true), 1);
+        assert!(world.mapped() > 0);
+        world.assert_whole();
     }
 }
 
 #[test]
 #[should_panic(expected = "Stored data is damaged")]
 fn damaged_data_stops_the_program_before_a_wrong_byte_is_read() {
-    let filled = Filled::new(|_| ());
-    filled.setup.pager.store().faults().strike_at(StoreFault::Stored, 1);
-    filled.page_out();
-    (0..PAGES).for_each(|n| filled.setup.program.read(n, |_| ()));
+    let world = Filled::new(|_| ());
+    world.setup.pager.store().faults().strike_at(StoreFault::Stored, 1);
+    world.page_out();
+    (0..PAGES).for_each(|n| world.setup.program.read(n, |_| ()));
 }

@@ -59,8 +59,8 @@ fn z4_incompressible_data_stays_and_is_not_retried_each_fault() {
     assert!(get(&s.refused_bytes) > 8 << 20, "{} bytes refused", get(&s.refused_bytes));
     assert!(get(&s.over_limit) > 0);
     // Each folio has 4 pages or more.
-    let refused = get(&s.save_refused);
-    assert!(refused <= DENSE.len() as u64 / 4, "{refused} refusals");
+    let refusals = get(&s.save_refused);
+    assert!(refusals <= DENSE.len() as u64 / 4, "{refusals} refusals");
     assert_holds(&setup, DENSE);
     assert_eq!(get(&s.pgmajfault), 0, "nothing of it has left");
 
@@ -69,14 +69,14 @@ fn z4_incompressible_data_stays_and_is_not_retried_each_fault() {
     (0..3).for_each(|_| assert_holds(&setup, SOFT));
     let retries = start.elapsed().as_millis() as u64 / 50 + 1;
     assert!(get(&s.pgmajfault) > 100 && get(&s.zswpin) > 3072, "{} pages loaded", get(&s.zswpin));
-    let refused = get(&s.save_refused);
+    let refusals = get(&s.save_refused);
     // The last of the dense ones are met now; one retry in 50 ms.
     assert!(
-        refused <= DENSE.len() as u64 / 4 + retries,
-        "{refused} refusals, in a time for {retries} retries"
+        refusals <= DENSE.len() as u64 / 4 + retries,
+        "{refusals} refusals, in a time for {retries} retries"
     );
-    let mapped = setup.space.present_pages();
-    assert!(mapped <= DENSE.len() + (5 << 20 >> 12), "{mapped} pages are mapped");
+    let pages_present = setup.space.present_pages();
+    assert!(pages_present <= DENSE.len() + (5 << 20 >> 12), "{pages_present} pages are mapped");
     setup.assert_sound();
 
     // The program gives it up: the limit is kept again.
@@ -84,17 +84,17 @@ fn z4_incompressible_data_stays_and_is_not_retried_each_fault() {
     unsafe { setup.pager.mappings().discard_at(setup.addrs(DENSE)) };
     assert_holds(&setup, SOFT);
     let s = stats(&setup);
-    let past = get(&s.over_limit);
+    let over_limit = get(&s.over_limit);
     assert_eq!(get(&s.refused_bytes), 0);
     (0..2).for_each(|_| assert_holds(&setup, SOFT));
     while setup.pager.background().reclaim_in_background() {}
     let s = stats(&setup);
-    assert_eq!(get(&s.over_limit), past);
-    let held = [&s.resident_bytes, &s.frame_bytes, &s.pool_bytes, &s.index_bytes]
+    assert_eq!(get(&s.over_limit), over_limit);
+    let held_bytes = [&s.resident_bytes, &s.frame_bytes, &s.pool_bytes, &s.index_bytes]
         .map(get)
         .iter()
         .sum::<u64>();
-    assert!(held <= 8 << 20, "{held} bytes held");
+    assert!(held_bytes <= 8 << 20, "{held_bytes} bytes held");
     setup.assert_sound();
 }
 
@@ -130,10 +130,10 @@ fn z4_a_full_pool_is_not_asked_again_at_each_fault() {
     assert!(get(&s.over_limit) > 0 && get(&s.zswpout) > 0);
     (0..3).for_each(|_| assert_holds(&setup, SOFT));
     let retries = start.elapsed().as_millis() as u64 / 50 + 1;
-    let refused = get(&s.save_refused);
+    let refusals = get(&s.save_refused);
     assert!(
-        refused <= SOFT.len() as u64 / 2 + retries,
-        "{refused} refusals, in a time for {retries} retries"
+        refusals <= SOFT.len() as u64 / 2 + retries,
+        "{refusals} refusals, in a time for {retries} retries"
     );
     setup.assert_sound();
 }
@@ -154,9 +154,9 @@ fn z4_refused_folios_are_retried_when_refusals_end() {
     std::thread::sleep(std::time::Duration::from_millis(60));
     while setup.pager.background().reclaim_in_background() {}
     let s = stats(&setup);
-    let (after, held) = (get(&s.refused_bytes), get(&s.resident_bytes) + get(&s.frame_bytes));
+    let (after, held_bytes) = (get(&s.refused_bytes), get(&s.resident_bytes) + get(&s.frame_bytes));
     assert!(after < before, "{after} bytes refused, {before} before");
-    assert!(held <= 8 << 20, "the bound is kept again: {held} bytes");
+    assert!(held_bytes <= 8 << 20, "the bound is kept again: {held_bytes} bytes");
     assert_holds(&setup, rest);
     setup.assert_sound();
 }
@@ -172,8 +172,8 @@ fn on_full_stop_ends_the_program_when_all_was_tried() {
     write(&setup, SOFT);
     assert_holds(&setup, SOFT);
     assert_eq!(get(&stats(&setup).over_limit), 0);
-    let stopped =
+    let panic =
         catch_unwind(AssertUnwindSafe(|| write(&setup, DENSE))).expect_err("it can't hold that");
-    let text = stopped.downcast_ref::<String>().unwrap();
+    let text = panic.downcast_ref::<String>().unwrap();
     assert!(text.contains("--on-full stop"), "{text}");
 }

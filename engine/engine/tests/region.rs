@@ -57,9 +57,9 @@ fn fill_and_read(delivery: Delivery, use_move: &str, resident: u64, size: usize)
 }
 
 #[test]
-fn what_is_for_memfold_run_alone_is_refused() {
-    let built = Memory::builder().limit_bytes(64 << 20).set("paging", "protection").build();
-    let why = built.err().expect("refused").to_string();
+fn settings_of_memfold_run_are_refused_for_a_region() {
+    let outcome = Memory::builder().limit_bytes(64 << 20).set("paging", "protection").build();
+    let why = outcome.err().expect("refused").to_string();
     assert!(why.contains("memfold run"), "{why}");
 }
 
@@ -276,7 +276,7 @@ fn an_engine_may_go_while_another_serves_faults() {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     let signal =
         || Memory::builder().resident_bytes(8 << 20).delivery(Delivery::Signal).build().unwrap();
-    let gone = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // First in the list, so that every fault asks it or its place.
         let mut first = signal();
@@ -285,7 +285,7 @@ fn an_engine_may_go_while_another_serves_faults() {
                 let memory = signal();
                 let mut region = memory.region(32 * MIB).unwrap();
                 let mut round = 0u8;
-                while !gone.load(Relaxed) {
+                while !is_over.load(Relaxed) {
                     round = round.wrapping_add(1);
                     for page in region.as_mut_slice().chunks_mut(4096) {
                         assert!(page[0] == round.wrapping_sub(1) && page[4095] == 0);
@@ -298,7 +298,7 @@ fn an_engine_may_go_while_another_serves_faults() {
             drop(first);
             first = signal();
         }
-        gone.store(true, Relaxed);
+        is_over.store(true, Relaxed);
     });
 }
 

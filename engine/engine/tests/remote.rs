@@ -107,13 +107,13 @@ fn b3_the_cold_end_moves_to_the_store_and_every_byte_comes_back() {
 #[test]
 fn groups_that_move_together_are_punched_together() {
     let world = World::filled(config(), PAGES);
-    let (moved, punches) = (get(&world.stats().remote_out) / 16, world.disk.punches());
+    let (moves, punches) = (get(&world.stats().remote_out) / 16, world.disk.punches());
     // Two to a batch, with so little memory.
-    assert!(moved > 50 && punches * 3 < moved * 2, "{punches} calls for {moved} groups");
+    assert!(moves > 50 && punches * 3 < moves * 2, "{punches} calls for {moves} groups");
 }
 
 #[test]
-fn what_is_cold_moves_and_what_is_read_stays() {
+fn cold_data_moves_and_data_that_is_read_stays() {
     let world = World::filled(config(), 2500);
     let before = world.remote.asked();
     let hot = 1500..1600;
@@ -155,8 +155,8 @@ fn a_put_that_fails_in_any_way_leaves_the_data_where_it_was() {
                 world.move_all();
             }
         }
-        let failed = get(&world.stats().remote_failed);
-        assert_eq!(failed, 3, "{trouble:?}");
+        let failures = get(&world.stats().remote_failed);
+        assert_eq!(failures, 3, "{trouble:?}");
         assert!(get(&world.stats().remote_out) > 0, "later ones work: {trouble:?}");
         world.setup.assert_sound();
         (0..COUNT).for_each(|n| world.assert_holds(n, 1, 0));
@@ -218,7 +218,7 @@ fn a_read_that_fails_ends_the_program_and_names_the_store() {
 }
 
 #[test]
-fn what_the_store_lost_or_changed_is_never_believed() {
+fn data_that_the_store_lost_or_changed_is_never_believed() {
     type Harm = (fn(&MemoryRemote), &'static str);
     let harms: [Harm; 3] = [
         (MemoryRemote::lose, "is not there"),
@@ -277,8 +277,8 @@ fn the_mover_works_while_the_program_does() {
         }
         world.setup.pager.stop();
     });
-    let held = shadow.iter().enumerate().filter(|(_, held)| held.0 > 0);
-    held.for_each(|(n, (version, share))| world.assert_holds(n, *version, *share));
+    let rest = shadow.iter().enumerate().filter(|(_, entry)| entry.0 > 0);
+    rest.for_each(|(n, (version, share))| world.assert_holds(n, *version, *share));
     assert!(get(&world.stats().remote_out) > 0 && get(&world.stats().remote_in) > 0);
     world.setup.assert_sound();
 }

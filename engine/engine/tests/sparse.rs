@@ -48,17 +48,20 @@ fn touch(memory: &Memory, pages: &[usize], access: Access, what: &str) {
             unsafe { word(page).write_volatile(7) };
         }
     }
-    let mut touched = vec![false; PAGES];
-    pages.iter().for_each(|page| touched[*page] = access != Access::Read);
-    let plain = touched.iter().filter(|touched| **touched).count();
-    let taken = taken(&region);
-    let most = (plain + (1 << 20) / PAGE_SIZE).max(plain + plain / 50);
-    assert!(taken >= plain && taken <= most, "{what}: {taken} pages, {plain} without memfold");
+    let mut touches = vec![false; PAGES];
+    pages.iter().for_each(|page| touches[*page] = access != Access::Read);
+    let count = touches.iter().filter(|is_touched| **is_touched).count();
+    let pages_taken = taken(&region);
+    let most = (count + (1 << 20) / PAGE_SIZE).max(count + count / 50);
+    assert!(
+        pages_taken >= count && pages_taken <= most,
+        "{what}: {pages_taken} pages, {count} without memfold"
+    );
     memory.check().unwrap();
-    for (page, touched) in touched.into_iter().enumerate().step_by(pages.len().div_ceil(500)) {
-        // SAFETY: `touched` has PAGES entries, so the word is inside the region. It is aligned, and no
+    for (page, is_touched) in touches.into_iter().enumerate().step_by(pages.len().div_ceil(500)) {
+        // SAFETY: `touches` has PAGES entries, so the word is inside the region. It is aligned, and no
         // other thread uses it.
-        assert_eq!(unsafe { word(page).read_volatile() }, touched as u64 * 7, "{what}, {page}");
+        assert_eq!(unsafe { word(page).read_volatile() }, is_touched as u64 * 7, "{what}, {page}");
     }
 }
 
@@ -73,13 +76,13 @@ fn sparse_touches_take_no_more_than_without_memfold() {
         let forward: Vec<usize> = (0..PAGES).step_by(stride).collect();
         let backward: Vec<usize> = forward.iter().rev().copied().collect();
         let mut random = Random::new(seed(stride as u64));
-        let mut shuffled = forward.clone();
-        (1..shuffled.len()).for_each(|at| shuffled.swap(at, random.below(at + 1)));
-        let half = shuffled[..shuffled.len().div_ceil(2)].to_vec();
+        let mut order = forward.clone();
+        (1..order.len()).for_each(|at| order.swap(at, random.below(at + 1)));
+        let half = order[..order.len().div_ceil(2)].to_vec();
         let orders = [
             ("forward", forward),
             ("backward", backward),
-            ("at random", shuffled),
+            ("at random", order),
             ("half of it at random", half),
         ];
         for (order, pages) in orders {

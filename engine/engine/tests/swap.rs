@@ -66,8 +66,8 @@ fn z4_incompressible_folio_is_written_whole_in_one_write() {
         assert_eq!(get(&stats(&setup).swap_bytes), 64 << 12);
         let on_disk = disk.bytes();
         let page = content(5, 1, 0);
-        let plain = on_disk.windows(64).any(|w| w == &page[256..320]);
-        assert_eq!(plain, !encrypt, "the device must hold no plain bytes when encrypted");
+        let is_plain = on_disk.windows(64).any(|w| w == &page[256..320]);
+        assert_eq!(is_plain, !encrypt, "the device must hold no plain bytes when encrypted");
         setup.assert_sound();
         (0..64).for_each(|n| assert_holds(&setup, n, 1, 0));
         assert_eq!(get(&stats(&setup).pswpin), 64);
@@ -112,10 +112,10 @@ fn m9_z10_full_pool_is_packed_and_loaded_block_by_block() {
     assert!(get(&s.zswpwb) > 1000, "{} pages written back", get(&s.zswpwb));
     assert_eq!(get(&s.pswpout), get(&s.zswpwb));
     assert_eq!(get(&s.swpout_folio[2]) * 4, get(&s.zswpwb), "a block is one object");
-    let written: usize = disk.writes().iter().sum();
+    let bytes: usize = disk.writes().iter().sum();
     assert!(
-        (written as u64) < get(&s.zswpwb) * PAGE_SIZE as u64 * 3 / 4,
-        "they stay compressed: {written} bytes, {} pages",
+        (bytes as u64) < get(&s.zswpwb) * PAGE_SIZE as u64 * 3 / 4,
+        "they stay compressed: {bytes} bytes, {} pages",
         get(&s.zswpwb)
     );
     assert!(disk.writes().iter().any(|len| *len > 32 << 10), "many to a write");
@@ -126,9 +126,9 @@ fn m9_z10_full_pool_is_packed_and_loaded_block_by_block() {
     );
     setup.assert_sound();
     // One random block: one read of the slots it lies in.
-    let (reads, loaded) = (disk.reads(), get(&s.blocks_loaded));
+    let (reads, loads) = (disk.reads(), get(&s.blocks_loaded));
     assert_holds(&setup, 0, 1, 2);
-    assert_eq!((disk.reads() - reads, get(&s.blocks_loaded) - loaded), (1, 1));
+    assert_eq!((disk.reads() - reads, get(&s.blocks_loaded) - loads), (1, 1));
     (0..6144).for_each(|n| assert_holds(&setup, n, 1, 2));
     assert!(get(&s.pswpin) > 0);
     setup.assert_sound();
@@ -184,8 +184,8 @@ fn random_failures_of_writes_under_load_lose_nothing() {
             setup.assert_sound();
         }
     }
-    let held = shadow.iter().enumerate().filter(|(_, held)| held.0 > 0);
-    held.for_each(|(n, (version, share))| assert_holds(&setup, n, *version, *share));
+    let rest = shadow.iter().enumerate().filter(|(_, rest)| rest.0 > 0);
+    rest.for_each(|(n, (version, share))| assert_holds(&setup, n, *version, *share));
     assert!(get(&stats(&setup).swap_write_failed) > 0 && get(&stats(&setup).pswpin) > 0);
     setup.assert_sound();
 }
@@ -197,9 +197,9 @@ fn s3_full_file_is_used_to_the_last_slot_then_memory_grows() {
     config.swap_bytes = 4 << 20;
     let setup = folded_raw(config, &disk, 4096);
     setup.pager.gauges().publish();
-    let used = get(&stats(&setup).swap_bytes);
-    assert!(used <= 4 << 20, "{used}");
-    assert!(used >= (4 << 20) - (64 << 10), "only {used} of 4 MiB are used");
+    let bytes = get(&stats(&setup).swap_bytes);
+    assert!(bytes <= 4 << 20, "{bytes}");
+    assert!(bytes >= (4 << 20) - (64 << 10), "only {bytes} of 4 MiB are used");
     assert!(get(&stats(&setup).over_limit) > 0);
     (0..4096).for_each(|n| assert_holds(&setup, n, 1, 0));
     setup.assert_sound();
@@ -285,10 +285,10 @@ fn damage_of_packed_objects_is_never_believed() {
         config.swap_encrypt = encrypt;
         let setup = overfilled(config, &disk);
         disk.damage(|at| at % 512 == 300);
-        let read = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
             (0..6144).for_each(|n| assert_holds(&setup, n, 1, 2))
         }));
-        let payload = read.expect_err("a wrong byte must never be read");
+        let payload = outcome.expect_err("a wrong byte must never be read");
         let why = payload.downcast_ref::<String>().unwrap();
         assert!(
             why.contains("swap file memory-disk, slot ") && why.contains("not what was written"),
@@ -386,10 +386,10 @@ fn c6_reading_ahead_from_the_file_is_counted_and_used() {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
-    let (read, used) = (get(&s.swap_ra), get(&s.swap_ra_hit));
+    let (reads, hits) = (get(&s.swap_ra), get(&s.swap_ra_hit));
     setup.pager.stop();
     worker.join().unwrap();
-    assert!(used > 0 && used <= read, "{used} of {read} pages were used");
+    assert!(hits > 0 && hits <= reads, "{hits} of {reads} pages were used");
     setup.assert_sound();
 }
 

@@ -70,7 +70,7 @@ fn b3_packed_writes_can_fail_and_no_byte_is_lost() {
     drop(filled(small_config(), &whole, PAGES));
     let writes = whole.writes();
     assert!(writes.iter().any(|len| *len > 64 << 10), "some are packed: {writes:?}");
-    let mut failed = 0;
+    let mut failures = 0;
     for nth in (0..writes.len()).filter(|n| writes[*n] > 64 << 10).step_by(3).take(6) {
         let disk = MemoryDisk::default();
         disk.strike(
@@ -80,9 +80,9 @@ fn b3_packed_writes_can_fail_and_no_byte_is_lost() {
         );
         let setup = filled(small_config(), &disk, PAGES);
         assert_holds_all(&setup, PAGES);
-        failed += get(&stats(&setup).swap_write_failed);
+        failures += get(&stats(&setup).swap_write_failed);
     }
-    assert!(failed > 0);
+    assert!(failures > 0);
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn b3_every_read_that_fails_ends_the_program_with_a_message() {
             nth,
             if nth % 2 == 0 { DiskTrouble::Failed } else { DiskTrouble::Short },
         );
-        let read = catch_unwind(AssertUnwindSafe(|| assert_holds_all(&setup, PAGES)));
-        let payload = read.expect_err("a byte that was not read must not be given");
+        let outcome = catch_unwind(AssertUnwindSafe(|| assert_holds_all(&setup, PAGES)));
+        let payload = outcome.expect_err("a byte that was not read must not be given");
         let why = payload.downcast_ref::<String>().unwrap();
         assert!(
             why.contains("swap file memory-disk, slot ") && why.contains("reading failed"),

@@ -48,8 +48,8 @@ fn asked_ns(clock: libc::clockid_t) -> u64 {
     let mut time = [0u64; 2];
     let args = [clock as usize, &raw mut time as usize, 0, 0, 0, 0];
     // SAFETY: there is room for seconds and nanoseconds.
-    let asked = unsafe { system_call(libc::SYS_clock_gettime, args) };
-    asked.map_or(0, |_| time[0] * 1_000_000_000 + time[1])
+    let result = unsafe { system_call(libc::SYS_clock_gettime, args) };
+    result.map_or(0, |_| time[0] * 1_000_000_000 + time[1])
 }
 
 #[cfg(test)]
@@ -58,13 +58,13 @@ mod tests {
 
     #[test]
     fn kernel_tells_the_time_of_the_counter() {
-        let (before, asked, after) = (now_ns(), asked_ns(libc::CLOCK_MONOTONIC), now_ns());
-        assert!((before..=after).contains(&asked), "{before} {asked} {after}");
-        let worked = cpu_ns();
-        assert!(worked > 0 && process_cpu_ns() >= worked);
+        let (before, cpu_asked, after) = (now_ns(), asked_ns(libc::CLOCK_MONOTONIC), now_ns());
+        assert!((before..=after).contains(&cpu_asked), "{before} {cpu_asked} {after}");
+        let cpu_before = cpu_ns();
+        assert!(cpu_before > 0 && process_cpu_ns() >= cpu_before);
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let seen = thread_cpu_ns(own);
-        assert!((worked..=cpu_ns()).contains(&seen), "{worked} {seen}");
+        let cpu_of_thread = thread_cpu_ns(own);
+        assert!((cpu_before..=cpu_ns()).contains(&cpu_of_thread), "{cpu_before} {cpu_of_thread}");
         assert_eq!(thread_cpu_ns(i32::MAX as u32 >> 4), 0);
     }
 }

@@ -30,7 +30,7 @@ pub fn unlock(file: impl AsFd, range: Range<u64>) -> Result<(), Errno> {
 /// # Errors
 /// The errors of `fcntl`.
 pub fn is_locked(file: impl AsFd, range: Range<u64>) -> Result<bool, Errno> {
-    ask(file, libc::F_OFD_GETLK, libc::F_WRLCK, range).map(|found| found != libc::F_UNLCK)
+    ask(file, libc::F_OFD_GETLK, libc::F_WRLCK, range).map(|lock| lock != libc::F_UNLCK)
 }
 
 /// Makes a request about a lock on a range. Returns the type of lock that the kernel has answered.
@@ -64,19 +64,19 @@ mod tests {
         assert_eq!(try_lock(&one, 64..128), Ok(true), "its own lock");
         assert_eq!(try_lock(&other, 0..65), Ok(false));
         assert_eq!(try_lock(&other, 128..192), Ok(true));
-        let locked = |file: &OwnedFd| [0, 64, 128].map(|at| is_locked(file, at..at + 64).unwrap());
-        assert_eq!((locked(&one), locked(&other)), ([false, false, true], [false, true, false]));
+        let locks = |file: &OwnedFd| [0, 64, 128].map(|at| is_locked(file, at..at + 64).unwrap());
+        assert_eq!((locks(&one), locks(&other)), ([false, false, true], [false, true, false]));
         unlock(&other, 128..192).unwrap();
-        assert_eq!(locked(&one), [false; 3]);
+        assert_eq!(locks(&one), [false; 3]);
         drop(one);
         // Children that other tests have forked meanwhile share the description until they end.
         for _ in 0..1000 {
-            if locked(&other) == [false; 3] {
+            if locks(&other) == [false; 3] {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        assert_eq!(locked(&other), [false; 3]);
+        assert_eq!(locks(&other), [false; 3]);
         assert_eq!(try_lock(open(OFlags::RDONLY), 0..1), Err(Errno::BADF));
         std::fs::remove_file(path).unwrap();
     }

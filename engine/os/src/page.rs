@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is not where a page begins")]
-    fn what_is_not_aligned_is_no_page() {
+    fn unaligned_addresses_are_no_pages() {
         let mut buffer = PageBuffer::new(Order::PAGE);
         Page::at(buffer.bytes_mut()[16..].as_mut_ptr());
     }

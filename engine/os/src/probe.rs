@@ -41,8 +41,8 @@ pub fn moves() -> Result<(), OpenError> {
     // SAFETY: this function owns both; `to` is touched only when the page is present.
     unsafe {
         uffd.register(to.start(), PAGE_SIZE, false).map_err(OpenError::Other)?;
-        let moved = uffd.move_pages(to.start(), from.start(), PAGE_SIZE, true);
-        moved.map_err(|partial| OpenError::Other(partial.errno))?;
+        let outcome = uffd.move_pages(to.start(), from.start(), PAGE_SIZE, true);
+        outcome.map_err(|partial| OpenError::Other(partial.errno))?;
         assert!(to.as_ptr().read() == 77, "memfold: UFFDIO_MOVE has lost a byte");
     }
     Ok(())
@@ -71,23 +71,23 @@ pub fn reads_itself() -> Result<(), Errno> {
 /// # Errors
 /// The kernel's: ENOENT without /proc.
 pub fn hides() -> Result<bool, Errno> {
-    let (zone, shown) = (page(77)?, page(78)?);
+    let (zone, target) = (page(77)?, page(78)?);
     let (protection, pagemap) = (Protection::open()?, Pagemap::open()?);
     let forces = protection.forces();
     let space = ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap));
-    let [home, to] = [zone.start(), shown.start()];
+    let [home_page, to] = [zone.start(), target.start()];
     // SAFETY: this function owns both, and no thread touches the hidden page.
     unsafe {
         // The kernel may keep a page for a moment that another CPU has in a batch.
         let mut tries = 0;
-        while space.take_by_copy(home, to as *mut u8, PAGE_SIZE) < PAGE_SIZE {
+        while space.take_by_copy(home_page, to as *mut u8, PAGE_SIZE) < PAGE_SIZE {
             tries += 1;
             if tries == TRIES {
                 return Err(Errno::OPNOTSUPP);
             }
             yield_now();
         }
-        space.copy(home, to as *const u8, PAGE_SIZE, false).map_err(|_| Errno::IO)?;
+        space.copy(home_page, to as *const u8, PAGE_SIZE, false).map_err(|_| Errno::IO)?;
         assert!(zone.as_ptr().read() == 77, "memfold: Paging by protection has lost a byte");
     }
     Ok(forces)
@@ -99,10 +99,10 @@ pub fn hides() -> Result<bool, Errno> {
 /// The kernel's: ENOTTY before Linux 6.7, ENOENT without /proc.
 pub fn scans() -> Result<(), Errno> {
     let zone = page(1)?;
-    let mut found = false;
+    let mut is_populated = false;
     let (start, end) = (zone.start(), zone.start() + PAGE_SIZE);
-    Pagemap::open()?.scan_populated(start, end, |_, _| found = true)?;
-    if found { Ok(()) } else { Err(Errno::OPNOTSUPP) }
+    Pagemap::open()?.scan_populated(start, end, |_, _| is_populated = true)?;
+    if is_populated { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
 /// Returns whether PROCMAP_QUERY is supported. Without it, the whole map is read.
@@ -239,31 +239,31 @@ fn deadly() -> impl Iterator<Item = (&'static str, i64, [usize; 6])> {
 /// (`Seccomp: 2` in /proc/self/status) can do that; without one no call is tried. A child makes the
 /// calls, and another child continues after each call that has killed one.
 pub fn killing_calls() -> Vec<&'static str> {
-    let mut killing = Vec::new();
+    let mut deadly_calls = Vec::new();
     let flags = (libc::MAP_SHARED | libc::MAP_ANONYMOUS) as usize;
     let page = [0, PAGE_SIZE, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags, NONE, 0];
     // SAFETY: the page is new, and both processes access it only as an atomic.
-    let Ok(at) = (unsafe { system_call(libc::SYS_mmap, page) }) else { return killing };
+    let Ok(at) = (unsafe { system_call(libc::SYS_mmap, page) }) else { return deadly_calls };
     // SAFETY: the page is mapped until the end of this function.
-    let made = unsafe { &*(at as *const AtomicU32) };
+    let mark = unsafe { &*(at as *const AtomicU32) };
     let calls: Vec<_> = deadly().collect();
-    while (made.load(SeqCst) as usize) < calls.len() {
+    while (mark.load(SeqCst) as usize) < calls.len() {
         // SAFETY: the child shares only the page with this process, and makes only system calls. It
         // needs no lock that another thread of this process may have held.
         match unsafe { system_call(libc::SYS_clone, [0; 6]) } {
             // SAFETY: this is the child, which ends there.
-            Ok(0) => unsafe { make(&calls, made) },
+            Ok(0) => unsafe { make(&calls, mark) },
             Ok(child) if is_killed(child) => {
                 // A child may end before the first call.
-                let Some(last) = (made.load(SeqCst) as usize).checked_sub(1) else { break };
-                killing.push(calls[last].0);
+                let Some(last) = (mark.load(SeqCst) as usize).checked_sub(1) else { break };
+                deadly_calls.push(calls[last].0);
             }
             _ => break,
         }
     }
     // SAFETY: the page is not used any more.
     let _ = unsafe { system_call(libc::SYS_munmap, [at as usize, PAGE_SIZE, 0, 0, 0, 0]) };
-    killing
+    deadly_calls
 }
 
 /// Makes those calls that are not made yet, and ends the process without a core dump.
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_tried_is_answered_and_nothing_is_left_behind() {
+    fn each_try_is_answered_and_leaves_nothing_behind() {
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let _alone = crate::FORKS.lock();
         assert!(moves().is_ok() && scans().is_ok() && populates(), "the engine needs them");

@@ -70,10 +70,10 @@ impl SpareMappings {
 
     /// Gives up one spare area. Returns `false` if there is none.
     fn give_up(&self) -> bool {
-        let taken = self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        let outcome = self.left.fetch_update(SeqCst, SeqCst, |count| count.checked_sub(1));
         // Access that joins areas needs no new one.
-        taken.is_ok_and(|left| {
-            set_access(&self.page(left - 1), libc::PROT_READ | libc::PROT_WRITE).is_ok()
+        outcome.is_ok_and(|count| {
+            set_access(&self.page(count - 1), libc::PROT_READ | libc::PROT_WRITE).is_ok()
         })
     }
 }
@@ -149,11 +149,11 @@ impl Protection {
     /// Ends the process if the kernel refuses, because the program cannot continue then.
     pub fn show(&self, range: &Range<usize>) {
         let show = || set_access(range, libc::PROT_READ | libc::PROT_WRITE);
-        let mut done = show();
-        while done == Err(Errno::NOMEM) && self.spares.give_up() {
-            done = show();
+        let mut outcome = show();
+        while outcome == Err(Errno::NOMEM) && self.spares.give_up() {
+            outcome = show();
         }
-        if let Err(e) = done {
+        if let Err(e) = outcome {
             let text: TextBuffer<256> = TextBuffer::of(format_args!(
                 "The kernel refuses to show folded memory to the program ({e}). The process has too many \
                  mappings. Raise vm.max_map_count, which is {}",
@@ -180,13 +180,13 @@ impl Protection {
         // Parts of an area that had no page when it was split never join again.
         let is_made = populates(range.start, true) && is_empty;
         let first = range.start..((range.start & !(block - 1)) + block).min(range.end);
-        let done = self
+        let outcome = self
             .cover_gaps(range, block, map)
             .and_then(|()| if is_made { self.cover_zeros(&first, map) } else { Ok(()) });
-        if done.is_err() {
+        if outcome.is_err() {
             self.show(range);
         }
-        done
+        outcome
     }
 
     /// Hides a range without its first page, which this engine has made, unless a thread has
@@ -198,8 +198,8 @@ impl Protection {
         let mut bytes = [0; PAGE_SIZE];
         let is_alone = blocks(range, PAGE_SIZE, map)? == [page.clone()];
         // SAFETY: the array has room for a page, and only this thread uses it.
-        let read = unsafe { self.read(page.start, bytes.as_mut_ptr(), PAGE_SIZE) };
-        if !is_alone || read < PAGE_SIZE || bytes.iter().any(|byte| *byte != 0) {
+        let outcome = unsafe { self.read(page.start, bytes.as_mut_ptr(), PAGE_SIZE) };
+        if !is_alone || outcome < PAGE_SIZE || bytes.iter().any(|byte| *byte != 0) {
             self.show(range);
             return Ok(());
         }
@@ -209,15 +209,16 @@ impl Protection {
 
     fn cover_gaps(&self, range: &Range<usize>, block: usize, map: &Pagemap) -> Result<(), Errno> {
         let mut at = range.start;
-        for there in blocks(range, block, map)?.into_iter().chain(once(range.end..range.end)) {
-            let gap = at..there.start;
-            at = there.end;
+        for block_range in blocks(range, block, map)?.into_iter().chain(once(range.end..range.end))
+        {
+            let gap = at..block_range.start;
+            at = block_range.end;
             if gap.is_empty() {
                 continue;
             }
             self.hide(&gap)?;
             // Pages may have been made meanwhile; from now on none is.
-            blocks(&gap, block, map)?.iter().for_each(|there| self.show(there));
+            blocks(&gap, block, map)?.iter().for_each(|block_range| self.show(block_range));
         }
         Ok(())
     }
@@ -230,23 +231,24 @@ impl Protection {
 
     /// Returns whether one more range may be hidden without running out of mappings.
     fn may_hide(&self) -> bool {
-        let left = self.may_hide.load(Relaxed);
-        if left != 0 {
+        let budget = self.may_hide.load(Relaxed);
+        if budget != 0 {
             // Several threads may be here, so this is an estimate.
-            self.may_hide.fetch_sub(left.signum(), Relaxed);
-            return left > 0;
+            self.may_hide.fetch_sub(budget.signum(), Relaxed);
+            return budget > 0;
         }
         let mut count = 0;
-        let counted = each_area(|_| {
+        let outcome = each_area(|_| {
             count += 1;
             Continue(())
         });
         if self.is_tight() {
             return false;
         }
-        let kept = MAPPINGS_KEPT.min(self.mappings_max / 4);
+        let reserve = MAPPINGS_KEPT.min(self.mappings_max / 4);
         // Hiding a range makes at most two more, and so does showing it again.
-        let room = if counted.is_ok() { (self.mappings_max - kept - count) / 4 } else { PATIENCE };
+        let room =
+            if outcome.is_ok() { (self.mappings_max - reserve - count) / 4 } else { PATIENCE };
         self.may_hide.store(if room > 0 { room } else { -PATIENCE }, Relaxed);
         room > 0
     }
@@ -263,7 +265,9 @@ impl Protection {
         }
         // SAFETY: by the caller's promise `from` is readable for `len` bytes.
         let bytes = unsafe { core::slice::from_raw_parts(from, len) };
-        self.transfer(len, |fd, done| rustix::io::pwrite(fd, &bytes[done..], (to + done) as u64))
+        self.transfer(len, |fd, offset| {
+            rustix::io::pwrite(fd, &bytes[offset..], (to + offset) as u64)
+        })
     }
 
     /// Copies bytes of a range, with any protection, and returns their number.
@@ -277,8 +281,8 @@ impl Protection {
         }
         // SAFETY: by the caller's promise `to` is writable for `len` bytes, and has no other user.
         let bytes = unsafe { core::slice::from_raw_parts_mut(to, len) };
-        self.transfer(len, |fd, done| {
-            rustix::io::pread(fd, &mut bytes[done..], (from + done) as u64)
+        self.transfer(len, |fd, offset| {
+            rustix::io::pread(fd, &mut bytes[offset..], (from + offset) as u64)
         })
     }
 
@@ -288,25 +292,25 @@ impl Protection {
         mut some: impl FnMut(&OwnedFd, usize) -> Result<usize, Errno>,
     ) -> usize {
         let Some(fd) = self.file.get() else { return 0 };
-        let mut done = 0;
-        while done < len {
-            match some(fd, done) {
+        let mut done_bytes = 0;
+        while done_bytes < len {
+            match some(fd, done_bytes) {
                 Ok(0) => break,
-                Ok(more) => done += more,
+                Ok(more) => done_bytes += more,
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(_) => break,
             }
         }
-        done
+        done_bytes
     }
 }
 
 /// Returns whether hidden memory can be written through `/proc/self/mem`.
 fn forces(file: &OwnedFd) -> Result<bool, Errno> {
     let zone = Zone::reserve(PAGE_SIZE, PAGE_SIZE)?;
-    let hidden = zone.start()..zone.start() + PAGE_SIZE;
-    set_access(&hidden, libc::PROT_NONE)?;
-    Ok(rustix::io::pwrite(file, &[1], hidden.start as u64) == Ok(1))
+    let range = zone.start()..zone.start() + PAGE_SIZE;
+    set_access(&range, libc::PROT_NONE)?;
+    Ok(rustix::io::pwrite(file, &[1], range.start as u64) == Ok(1))
 }
 
 /// Copies bytes into pages of their own, and moves those, hidden, into a range.
@@ -385,23 +389,24 @@ impl ProtectionSpace {
     ///
     /// # Safety
     /// - The conditions of [`Protection::read`].
-    unsafe fn read(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn read(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let mut at = 0;
-        let mut stopped = false;
-        let told = self.pagemap.for_each_populated(home, home + len, |start, end| {
-            if stopped {
+        let mut has_stopped = false;
+        let outcome = self.pagemap.for_each_populated(address, address + len, |start, end| {
+            if has_stopped {
                 return;
             }
-            let (start, end) = (start - home, end - home);
+            let (start, end) = (start - address, end - address);
             // SAFETY: the bytes are inside `to`, by the caller's promise.
             unsafe { to.add(at).write_bytes(0, start - at) };
             // SAFETY: the bytes are inside `to`, by the caller's promise.
-            let read = unsafe { self.protection.read(home + start, to.add(start), end - start) };
-            at = start + read;
-            stopped = at < end;
+            let read_end =
+                unsafe { self.protection.read(address + start, to.add(start), end - start) };
+            at = start + read_end;
+            has_stopped = at < end;
         });
-        if told.is_err() || stopped {
-            return if told.is_err() { 0 } else { at & !(PAGE_SIZE - 1) };
+        if outcome.is_err() || has_stopped {
+            return if outcome.is_err() { 0 } else { at & !(PAGE_SIZE - 1) };
         }
         // SAFETY: the bytes are inside `to`, by the caller's promise.
         unsafe { to.add(at).write_bytes(0, len - at) };
@@ -412,14 +417,15 @@ impl ProtectionSpace {
     ///
     /// # Safety
     /// - The conditions of [`Protection::read`], and `to` has the bytes of the first reading.
-    unsafe fn read_again(&self, home: usize, to: *mut u8, len: usize) {
+    unsafe fn read_again(&self, address: usize, to: *mut u8, len: usize) {
         let mut bytes = [0; PAGE_SIZE];
         let mut read_page = |page: usize| {
             // SAFETY: the page is inside `to`, by the caller's promise.
-            let before = unsafe { core::slice::from_raw_parts_mut(to.add(page - home), PAGE_SIZE) };
+            let before =
+                unsafe { core::slice::from_raw_parts_mut(to.add(page - address), PAGE_SIZE) };
             // SAFETY: there is room for a page.
-            let read = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
-            if read < PAGE_SIZE || bytes == *before {
+            let outcome = unsafe { self.protection.read(page, bytes.as_mut_ptr(), PAGE_SIZE) };
+            if outcome < PAGE_SIZE || bytes == *before {
                 return;
             }
             if self.pagemap.is_private(page) {
@@ -430,7 +436,7 @@ impl ProtectionSpace {
                 let _ = unsafe { self.discard(page, PAGE_SIZE) };
             }
         };
-        let _ = self.pagemap.for_each_populated(home, home + len, |start, end| {
+        let _ = self.pagemap.for_each_populated(address, address + len, |start, end| {
             (start..end).step_by(PAGE_SIZE).for_each(&mut read_page);
         });
     }
@@ -448,17 +454,17 @@ impl ProtectionSpace {
             // could be freed just now, which is very unlikely.
             let lock = [page, PAGE_SIZE, libc::MLOCK_ONFAULT as usize, 0, 0, 0];
             // SAFETY: mlock2 changes no byte.
-            let locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
+            let is_locked = unsafe { system_call(libc::SYS_mlock2, lock) }.is_ok();
             if !self.pagemap.is_populated(page) {
                 // SAFETY: no thread can have written there, so the page's bytes are those at
                 // `bytes`.
-                let put = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
-                assert_eq!(put, PAGE_SIZE, "memfold: A page cannot be put back");
+                let outcome = unsafe { self.protection.write(page, bytes.add(at), PAGE_SIZE) };
+                assert_eq!(outcome, PAGE_SIZE, "memfold: A page cannot be put back");
             }
             self.protection.show(&(page..page + PAGE_SIZE));
             // A write ends the effect of MADV_FREE.
             populates(page, true);
-            if locked {
+            if is_locked {
                 // SAFETY: munlock changes no byte. Memory that the program has locked isn't the
                 // engine's.
                 let _ = unsafe { system_call(libc::SYS_munlock, [page, PAGE_SIZE, 0, 0, 0, 0]) };
@@ -486,8 +492,8 @@ impl Space for ProtectionSpace {
         _wake: bool,
     ) -> Result<(), Partial> {
         // SAFETY: by the caller's promise `src` is readable, and the bytes at `dst` may be defined.
-        let done = unsafe { self.protection.write(dst, src, len) };
-        if done < len {
+        let outcome = unsafe { self.protection.write(dst, src, len) };
+        if outcome < len {
             // SAFETY: this call has made these pages.
             let _ = unsafe { madvise(dst as *mut _, len, Advice::LinuxDontNeed) };
             return Err(Partial { done: 0, errno: Errno::FAULT });
@@ -513,27 +519,36 @@ impl Space for ProtectionSpace {
         Ok(())
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         // The kernel would not free a page that a fork shares.
-        let len = self.pagemap.unshared_bytes(home, len);
+        let len = self.pagemap.unshared_bytes(address, len);
         if len == 0 || !self.protection.may_hide() {
             return 0;
         }
-        if self.protection.hide(&(home..home + len)).is_err() {
-            self.protection.show(&(home..home + len));
+        if self.protection.hide(&(address..address + len)).is_err() {
+            self.protection.show(&(address..address + len));
             return 0;
         }
         // SAFETY: `to` has room, by the caller's promise.
-        let read = unsafe { self.read(home, to, len) };
+        let read_bytes = unsafe { self.read(address, to, len) };
         // SAFETY: the bytes are at `to`, so the pages are not needed unless they are written to.
-        let gone =
-            unsafe { drop_unused(&self.pagemap, home, read, || self.read_again(home, to, read)) };
-        if gone < read {
+        let dropped_bytes = unsafe {
+            drop_unused(&self.pagemap, address, read_bytes, || {
+                self.read_again(address, to, read_bytes)
+            })
+        };
+        if dropped_bytes < read_bytes {
             // SAFETY: the bytes of the range are at `to`.
-            unsafe { self.keep_rest(home + gone, to.add(gone), read - gone) };
+            unsafe {
+                self.keep_rest(
+                    address + dropped_bytes,
+                    to.add(dropped_bytes),
+                    read_bytes - dropped_bytes,
+                )
+            };
         }
-        self.protection.show(&(home + read..home + len));
-        gone
+        self.protection.show(&(address + read_bytes..address + len));
+        dropped_bytes
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
@@ -592,7 +607,7 @@ mod tests {
     struct Setup {
         _alone: MutexGuard<'static, ()>,
         space: ProtectionSpace,
-        home: Zone,
+        memory: Zone,
         frame: Zone,
     }
 
@@ -604,28 +619,28 @@ mod tests {
             pin(rustix::thread::sched_getcpu());
             let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
             let protection = Protection { forces: forces && protection.forces, ..protection };
-            let [home, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
+            let [memory, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
                 // SAFETY: the page is inside the zone.
-                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+                unsafe { memory.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
             }
             Setup {
                 _alone,
                 space: ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap)),
-                home,
+                memory,
                 frame,
             }
         }
 
         fn take(&self) -> usize {
             // SAFETY: only the test uses the zones.
-            unsafe { self.space.take_by_copy(self.home.start(), self.frame.as_ptr(), LEN) }
+            unsafe { self.space.take_by_copy(self.memory.start(), self.frame.as_ptr(), LEN) }
         }
 
-        /// Returns the first byte of a page at home, or the error of reading it.
+        /// Returns the first byte of a resident page, or the error of reading it.
         fn byte(&self, page: usize) -> Result<u8, Errno> {
             let mut byte = 0;
-            let from = self.home.start() + page * PAGE_SIZE;
+            let from = self.memory.start() + page * PAGE_SIZE;
             // SAFETY: `byte` has room for one.
             unsafe { read_if_there(from, &raw mut byte, 1) }.map(|_| byte)
         }
@@ -636,7 +651,7 @@ mod tests {
         }
 
         fn is_there(&self, page: usize) -> bool {
-            self.space.is_populated(self.home.start() + page * PAGE_SIZE)
+            self.space.is_populated(self.memory.start() + page * PAGE_SIZE)
         }
     }
 
@@ -661,9 +676,9 @@ mod tests {
                 );
                 assert_eq!(setup.byte(page), Err(Errno::FAULT), "hidden");
             }
-            let (home, from) = (setup.home.start(), setup.frame.as_ptr());
+            let (address, from) = (setup.memory.start(), setup.frame.as_ptr());
             // SAFETY: only the test uses the zones.
-            unsafe { setup.space.copy(home, from, LEN, false) }.unwrap();
+            unsafe { setup.space.copy(address, from, LEN, false) }.unwrap();
             (0..PAGES).for_each(|page| assert_eq!(setup.byte(page), Ok(number(page))));
         }
     }
@@ -676,17 +691,17 @@ mod tests {
 
     fn stay_while_held(setup: Setup) {
         let (out, into) = std::io::pipe().unwrap();
-        let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let span = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
         // SAFETY: the page is present; no thread writes to it while the pipe has it.
-        let lent =
-            unsafe { system_call(libc::SYS_vmsplice, [pipe, held.as_ptr() as usize, 1, 0, 0, 0]) };
-        assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
+        let result =
+            unsafe { system_call(libc::SYS_vmsplice, [pipe, span.as_ptr() as usize, 1, 0, 0, 0]) };
+        assert_eq!(result.unwrap(), PAGE_SIZE as i64);
         assert_eq!(setup.take(), 7 * PAGE_SIZE);
         for page in 7..PAGES {
             assert!(setup.is_there(page) && setup.byte(page) == Ok(page as u8), "{page}");
             // SAFETY: the page is inside the zone, and writable.
-            unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
+            unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
         }
         assert_eq!((setup.byte(6), setup.taken(6)), (Err(Errno::FAULT), 6));
         drop((out, into));
@@ -698,12 +713,12 @@ mod tests {
     #[test]
     fn cover_hides_only_blocks_without_a_page() {
         let setup = Setup::new(true);
-        let range = setup.home.start()..setup.home.start() + LEN;
+        let range = setup.memory.start()..setup.memory.start() + LEN;
         let page = |page: usize| range.start + page * PAGE_SIZE;
         // SAFETY: only the test uses the zone.
         unsafe { setup.space.discard(page(4), 8 * PAGE_SIZE) }.unwrap();
         // SAFETY: the page is inside the zone.
-        unsafe { setup.home.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
+        unsafe { setup.memory.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
         let block = 4 * PAGE_SIZE;
         let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
         setup.space.protection.cover(&range, block, &setup.space.pagemap, false).unwrap();
@@ -717,24 +732,24 @@ mod tests {
 
     #[test]
     fn cover_of_empty_memory_hides_all_and_leaves_no_page() {
-        for (is_held, written) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
+        for (is_held, write_at) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
         {
             let setup = Setup::new(true);
-            let range = setup.home.start()..setup.home.start() + LEN;
+            let range = setup.memory.start()..setup.memory.start() + LEN;
             // SAFETY: only the test uses the zone.
             unsafe { setup.space.discard(range.start, LEN) }.unwrap();
-            if let Some(page) = written {
+            if let Some(page) = write_at {
                 // SAFETY: the page is inside the zone.
-                unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
+                unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
             }
             let (protection, map) = (&setup.space.protection, &setup.space.pagemap);
             protection.cover(&range, 4 * PAGE_SIZE, map, is_held).unwrap();
             let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
             assert!((4..PAGES).all(is_hidden));
-            let stays = is_held || written.is_some();
-            assert!((0..4).all(|page| is_hidden(page) != stays), "{is_held} {written:?}");
+            let stays = is_held || write_at.is_some();
+            assert!((0..4).all(|page| is_hidden(page) != stays), "{is_held} {write_at:?}");
             assert_eq!((0..PAGES).any(|page| setup.is_there(page)), stays);
-            written.iter().for_each(|page| assert_eq!(setup.byte(*page), Ok(7)));
+            write_at.iter().for_each(|page| assert_eq!(setup.byte(*page), Ok(7)));
         }
     }
 }

@@ -7,10 +7,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 /// # Errors
 /// ENOSYS: no such system call.
 pub fn fill(bytes: &mut [u8]) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < bytes.len() {
-        match getrandom(&mut bytes[done..], GetRandomFlags::empty()) {
-            Ok(n) => done += n,
+    let mut filled_bytes = 0;
+    while filled_bytes < bytes.len() {
+        match getrandom(&mut bytes[filled_bytes..], GetRandomFlags::empty()) {
+            Ok(n) => filled_bytes += n,
             Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }

@@ -48,15 +48,15 @@ pub fn receive_with_files(
 ) -> Result<(usize, [Option<OwnedFd>; 2]), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got =
+    let message =
         recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut sent = [None, None];
+    let mut descriptors = [None, None];
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(files) = message {
-            sent.iter_mut().zip(files).for_each(|(to, file)| *to = Some(file));
+            descriptors.iter_mut().zip(files).for_each(|(to, file)| *to = Some(file));
         }
     }
-    Ok((got.bytes, sent))
+    Ok((message.bytes, descriptors))
 }
 
 /// Bytes of a cache line of the processor.
@@ -98,10 +98,10 @@ pub unsafe fn system_call(number: i64, args: [usize; 6]) -> Result<i64, Errno> {
 pub fn is_resident(addr: usize) -> bool {
     let (page, mut state) = (addr & !(PAGE_SIZE - 1), 0u8);
     // SAFETY: `state` has room for the one byte of one page. An unmapped address is an error.
-    let done = unsafe {
+    let result = unsafe {
         system_call(libc::SYS_mincore, [page, PAGE_SIZE, &raw mut state as usize, 0, 0, 0])
     };
-    done.is_ok() && state & 1 != 0
+    result.is_ok() && state & 1 != 0
 }
 
 /// Makes the kernel populate the page at `addr`, for reading or for writing. Returns whether it
@@ -134,7 +134,7 @@ pub unsafe fn read_if_there(from: usize, to: *mut u8, len: usize) -> Result<usiz
     let (local, remote) = ([to as usize, len], [from, len]);
     let args = [own, local.as_ptr() as usize, 1, remote.as_ptr() as usize, 1, 0];
     // SAFETY: both are laid out as an `iovec`; the caller promises room.
-    unsafe { system_call(libc::SYS_process_vm_readv, args) }.map(|read| read as usize)
+    unsafe { system_call(libc::SYS_process_vm_readv, args) }.map(|count| count as usize)
 }
 
 /// Writes to the word at `addr`, a multiple of 4, if its page is present and writable, and changes
@@ -229,14 +229,14 @@ pub fn reopen<E: From<Errno> + PartialEq>(
     old: &OwnedFd,
     mut open: impl FnMut() -> Result<OwnedFd, E>,
 ) -> Result<(), E> {
-    let mut opened = open();
-    if opened.as_ref().is_err_and(|e| *e == E::from(Errno::MFILE)) {
+    let mut file = open();
+    if file.as_ref().is_err_and(|e| *e == E::from(Errno::MFILE)) {
         // SAFETY: `replace` puts another file there, and until then no thread uses it.
-        let closed =
+        let result =
             unsafe { system_call(libc::SYS_close, [old.as_raw_fd() as usize, 0, 0, 0, 0, 0]) };
-        opened = closed.map_err(E::from).and_then(|_| open());
+        file = result.map_err(E::from).and_then(|_| open());
     }
-    Ok(replace(old, opened?)?)
+    Ok(replace(old, file?)?)
 }
 
 /// Moves a file to a number from `least` on, which is closed on exec.

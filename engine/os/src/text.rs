@@ -43,10 +43,10 @@ impl<const N: usize> TextBuffer<N> {
 
 impl<const N: usize> Write for TextBuffer<N> {
     fn write_str(&mut self, part: &str) -> Result {
-        let taken = &part.as_bytes()[..part.len().min(N - 1 - self.len)];
-        self.bytes[self.len..self.len + taken.len()].copy_from_slice(taken);
-        self.len += taken.len();
-        self.is_cut |= taken.len() < part.len();
+        let prefix = &part.as_bytes()[..part.len().min(N - 1 - self.len)];
+        self.bytes[self.len..self.len + prefix.len()].copy_from_slice(prefix);
+        self.len += prefix.len();
+        self.is_cut |= prefix.len() < part.len();
         Ok(())
     }
 }
@@ -84,18 +84,18 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_off_and_is_no_name() {
+    fn text_that_does_not_fit_is_cut_off_and_is_no_name() {
         for len in 0..12 {
             let all = "0123456789ab";
             let mut text =
                 TextBuffer::<8>::of(format_args!("{}{}", &all[..len / 2], &all[len / 2..len]));
-            let kept = &all[..len.min(7)];
-            assert_eq!(text.as_bytes(), kept.as_bytes());
+            let prefix = &all[..len.min(7)];
+            assert_eq!(text.as_bytes(), prefix.as_bytes());
             assert_eq!(
                 text.as_c_str().ok().and_then(|name| name.to_str().ok()),
-                (len < 8).then_some(kept)
+                (len < 8).then_some(prefix)
             );
-            assert_eq!(text.line(), std::format!("{kept}\n").as_bytes());
+            assert_eq!(text.line(), std::format!("{prefix}\n").as_bytes());
         }
         assert_eq!(path_of(i32::MAX).as_c_str(), Ok(c"/proc/self/fd/2147483647"));
     }

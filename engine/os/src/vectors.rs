@@ -29,12 +29,12 @@ pub fn have_avx512() -> bool {
 #[inline]
 fn have(what: u8) -> bool {
     static FOUND: AtomicU8 = AtomicU8::new(0);
-    let mut found = FOUND.load(Relaxed);
-    if found == 0 {
-        found = detect();
-        FOUND.store(found, Relaxed);
+    let mut features = FOUND.load(Relaxed);
+    if features == 0 {
+        features = detect();
+        FOUND.store(features, Relaxed);
     }
-    found & what != 0
+    features & what != 0
 }
 
 #[cold]
@@ -50,19 +50,19 @@ fn detect() -> u8 {
         return KNOWN;
     }
     // SAFETY: the OSXSAVE bit means that the instruction exists and is permitted.
-    let saved = unsafe { saved_by_system() };
+    let state_bits = unsafe { saved_by_system() };
     let more = __cpuid_count(7, 0);
-    let mut found = KNOWN;
-    if saved & TO_32 == TO_32 && more.ebx & 1 << 5 != 0 {
-        found |= AVX2;
+    let mut features = KNOWN;
+    if state_bits & TO_32 == TO_32 && more.ebx & 1 << 5 != 0 {
+        features |= AVX2;
         if base & PCLMULQDQ != 0 && more.ecx & 1 << 10 != 0 {
-            found |= VPCLMULQDQ;
+            features |= VPCLMULQDQ;
         }
-        if saved & TO_64 == TO_64 && more.ebx & 1 << 16 != 0 {
-            found |= AVX512F;
+        if state_bits & TO_64 == TO_64 && more.ebx & 1 << 16 != 0 {
+            features |= AVX512F;
         }
     }
-    found
+    features
 }
 
 #[target_feature(enable = "xsave")]

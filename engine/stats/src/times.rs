@@ -97,10 +97,10 @@ impl TimeCounts {
     /// Returns the counts since an earlier moment, at which they were `before`. Counts that are less
     /// than before began anew at zero.
     pub fn since(&self, before: &TimeCounts) -> TimeCounts {
-        let grown = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
+        let growth = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         TimeCounts {
-            buckets: core::array::from_fn(|n| grown(self.buckets[n], before.buckets[n])),
-            total_ns: grown(self.total_ns, before.total_ns),
+            buckets: core::array::from_fn(|n| growth(self.buckets[n], before.buckets[n])),
+            total_ns: growth(self.total_ns, before.total_ns),
         }
     }
 
@@ -163,9 +163,12 @@ mod tests {
             assert_eq!((counts.count(), counts.total_ns), (all.len() as u64, all.iter().sum()));
             for percent in [0, 1, 50, 90, 99, 100] {
                 let rank = (all.len() * percent as usize).div_ceil(100).max(1);
-                let (right, told) = (all[rank - 1], counts.percentile_ns(percent).unwrap());
+                let (right, estimate) = (all[rank - 1], counts.percentile_ns(percent).unwrap());
                 let bucket = TimeBucket::of(right);
-                assert!(bucket.start_ns() <= told && told <= bucket.end_ns(), "{right} {told}");
+                assert!(
+                    bucket.start_ns() <= estimate && estimate <= bucket.end_ns(),
+                    "{right} {estimate}"
+                );
             }
         }
         assert_eq!(TimeHistogram::new().counts().percentile_ns(99), None);

@@ -47,7 +47,7 @@ pub fn decode(data: &[u8]) {
 /// shuffled. The rest is repeated to fill the block. Pages whose bit in the fourth byte is set are
 /// filled with one word.
 pub fn round_trip(data: &[u8]) {
-    let [codec, level, shape, same, rest @ ..] = data else { return };
+    let [codec, level, shape, same_bits, rest @ ..] = data else { return };
     let codec = &CODECS[*codec as usize % CODECS.len()];
     let levels = (codec.levels.end() - codec.levels.start()).min(26) + 1;
     let level = codec.levels.start() + *level as i32 % levels;
@@ -65,26 +65,26 @@ pub fn round_trip(data: &[u8]) {
     if !rest.is_empty() {
         bytes.iter_mut().zip(rest.iter().cycle()).for_each(|(to, from)| *to = *from);
     }
-    for page in (0..order.pages()).filter(|page| same >> (page % 8) & 1 != 0) {
-        bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same);
+    for page in (0..order.pages()).filter(|page| same_bits >> (page % 8) & 1 != 0) {
+        bytes[page * PAGE_SIZE..][..PAGE_SIZE].fill(page as u8 & same_bits);
     }
     let (mut scratch, mut encoder) = (EncodeScratch::new(order), spec.encoder(order.bytes()));
     // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-    let encoded = unsafe {
+    let block_encoded = unsafe {
         block::encode(
             &mut scratch,
             BlockPacker {
                 encoder: &mut *encoder,
                 format: spec.format(),
-                canned: None,
+                dictionary: None,
                 shuffle: spec.shuffles(),
             },
             bytes.as_ptr(),
             order,
         )
     };
-    let EncodedBlock::Object { format, mixed, head, head_len, body, len, .. } =
-        encoded.expect("the codec works")
+    let EncodedBlock::Object { format, mixed: mixed_bits, head, head_len, body, len, .. } =
+        block_encoded.expect("the codec works")
     else {
         assert!(bytes.iter().all(|byte| *byte == 0));
         return;
@@ -95,8 +95,13 @@ pub fn round_trip(data: &[u8]) {
             .concat()
     };
     assert!(payload.len() <= order.bytes() + 1 + order.pages().div_ceil(8) + 8 * order.pages());
-    let header =
-        ObjectHeader { len: payload.len() as u32, order: order.get(), format, mixed, checksum: 0 };
+    let header = ObjectHeader {
+        len: payload.len() as u32,
+        order: order.get(),
+        format,
+        mixed: mixed_bits,
+        checksum: 0,
+    };
     let back = decode_guarded(&mut decoders(), header, &payload, order).expect("it decodes");
     assert!(back == bytes, "{spec}, {order:?}");
 }
@@ -116,22 +121,22 @@ pub fn dictionary(data: &[u8]) {
     assert!(dictionary.to_file() == data);
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        let Some(canned) = spec.canned(&dictionary, PAGE_SIZE) else { continue };
+        let Some(digest) = spec.digest(&dictionary, PAGE_SIZE) else { continue };
         let (mut scratch, mut encoder) = (EncodeScratch::new(Order::PAGE), spec.encoder(PAGE_SIZE));
         let mut block = PageBuffer::new(order(0));
         let len = dictionary.content().len().min(PAGE_SIZE);
         let packer = BlockPacker {
             encoder: &mut *encoder,
             format: spec.format(),
-            canned: Some((format::CANNED, &canned)),
+            dictionary: Some((format::CANNED, &digest)),
             shuffle: false,
         };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-        let encoded = unsafe {
+        let block_encoded = unsafe {
             core::ptr::copy_nonoverlapping(dictionary.content().as_ptr(), block.as_mut_ptr(), len);
             block::encode(&mut scratch, packer, block.as_ptr(), order(0))
         };
-        assert!(encoded.is_ok(), "{name} failed");
+        assert!(block_encoded.is_ok(), "{name} failed");
     }
 }
 
@@ -143,7 +148,7 @@ fn decoders() -> DecoderSet {
         Dictionary::new(crate::dictionary::DictionaryKind::Raw, content).expect("of a good size");
     for name in ["lz4", "zstd"] {
         let spec = CodecSpec::parse(name).expect("a name of the table");
-        cans.install(spec, spec.canned(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
+        cans.install(spec, spec.digest(&dictionary, PAGE_SIZE).expect("takes raw dictionaries"));
     }
     DecoderSet::new(alloc::sync::Arc::new(cans), order(ORDER_MAX).bytes())
 }
@@ -171,7 +176,7 @@ fn decode_guarded(
     let payload: Box<[u8]> = payload.into();
     // SAFETY: the payload is as long as the header says; the block fits behind the first page of
     // the buffer.
-    let done = unsafe {
+    let outcome = unsafe {
         let dst = bytes.as_mut_ptr().add(PAGE_SIZE);
         block::decode(decoders, header, payload.as_ptr(), dst, order, order.pages())
     };
@@ -181,7 +186,7 @@ fn decode_guarded(
         before.iter().chain(after).all(|byte| *byte == CANARY),
         "bytes beside the block were written"
     );
-    done.ok().map(|()| block.to_vec())
+    outcome.ok().map(|()| block.to_vec())
 }
 
 /// Returns valid payloads as seeds: `decode`'s input for every codec and shape.
@@ -216,20 +221,21 @@ pub fn seeds() -> Vec<Vec<u8>> {
             let (mut scratch, mut encoder) =
                 (EncodeScratch::new(order), spec.encoder(order.bytes()));
             // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-            let encoded = unsafe {
+            let block_encoded = unsafe {
                 block::encode(
                     &mut scratch,
                     BlockPacker {
                         encoder: &mut *encoder,
                         format: spec.format(),
-                        canned: None,
+                        dictionary: None,
                         shuffle: spec.shuffles(),
                     },
                     buffer.as_ptr(),
                     order,
                 )
             };
-            let Ok(EncodedBlock::Object { format, head, head_len, body, len, .. }) = encoded else {
+            let Ok(EncodedBlock::Object { format, head, head_len, body, len, .. }) = block_encoded
+            else {
                 continue;
             };
             // SAFETY: the parts that `encode` says.

@@ -121,10 +121,10 @@ mod avx2 {
         let (stripe, secret) = (&stripe[..STRIPE], &secret[..STRIPE]);
         for (half, lane) in lanes.iter_mut().enumerate() {
             let data = load(&stripe[half * 32..]);
-            let keyed = _mm256_xor_si256(data, load(&secret[half * 32..]));
-            let product = _mm256_mul_epu32(keyed, _mm256_shuffle_epi32::<0b00_11_00_01>(keyed));
-            let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(data);
-            *lane = _mm256_add_epi64(product, _mm256_add_epi64(*lane, swapped));
+            let key = _mm256_xor_si256(data, load(&secret[half * 32..]));
+            let product = _mm256_mul_epu32(key, _mm256_shuffle_epi32::<0b00_11_00_01>(key));
+            let halves = _mm256_shuffle_epi32::<0b01_00_11_10>(data);
+            *lane = _mm256_add_epi64(product, _mm256_add_epi64(*lane, halves));
         }
     }
 
@@ -134,10 +134,10 @@ mod avx2 {
         let prime = _mm256_set1_epi32(PRIME32_1 as i32);
         for (half, lane) in lanes.iter_mut().enumerate() {
             let secret = load(&SECRET[SECRET.len() - STRIPE + half * 32..]);
-            let mixed =
+            let mix =
                 _mm256_xor_si256(_mm256_xor_si256(*lane, _mm256_srli_epi64::<47>(*lane)), secret);
-            let low = _mm256_mul_epu32(mixed, prime);
-            let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(mixed), prime);
+            let low = _mm256_mul_epu32(mix, prime);
+            let high = _mm256_mul_epu32(_mm256_srli_epi64::<32>(mix), prime);
             *lane = _mm256_add_epi64(low, _mm256_slli_epi64::<32>(high));
         }
     }
@@ -184,8 +184,8 @@ mod tests {
                 [whole as u64, (whole >> 64) as u64],
                 "{len}, 128 bits"
             );
-            let shifted = &bytes[bytes.len() - len..];
-            assert_eq!(xxh3(shifted), twox_hash::XxHash3_64::oneshot(shifted), "{len}, unaligned");
+            let tail = &bytes[bytes.len() - len..];
+            assert_eq!(xxh3(tail), twox_hash::XxHash3_64::oneshot(tail), "{len}, unaligned");
         }
     }
 }

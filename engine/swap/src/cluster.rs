@@ -155,8 +155,8 @@ impl Clusters {
     /// Its bytes stay until [`Clusters::release_set`].
     pub fn retain_used(&self, set: &mut SlotSet) {
         let mut table = self.table.lock();
-        let inherited = table.inherited;
-        let clusters = &mut table.clusters[inherited..];
+        let own_start = table.inherited;
+        let clusters = &mut table.clusters[own_start..];
         set.0.resize(clusters.len(), [0; CLUSTER_SLOTS / 64]);
         for (cluster, in_set) in clusters.iter_mut().zip(&mut set.0) {
             for (word, in_set) in in_set.iter_mut().enumerate() {
@@ -279,14 +279,14 @@ impl Clusters {
             return None;
         }
         let own = table.allocate_near(order, (cpu % CPUS) as u8);
-        let found = own.or_else(|| {
+        let slot = own.or_else(|| {
             if reach == SearchScope::All { table.allocate_anywhere(order) } else { None }
         });
-        if found.is_some() {
+        if slot.is_some() {
             // Under the lock, so that the count is never below the slots in use.
             self.used.fetch_add(order.pages() as u64, Relaxed);
         }
-        found
+        slot
     }
 
     /// Adds a reference to each of `count` slots from `first`.
@@ -315,10 +315,10 @@ impl Clusters {
     /// If one of them has no reference.
     pub fn release(&self, first: u64, count: usize) -> usize {
         let mut table = self.table.lock();
-        let mut freed = 0;
-        each_cluster(first, count, |id, offsets| freed += table.release(id, offsets));
-        self.used.fetch_sub(freed as u64, Relaxed);
-        freed
+        let mut freed_slots = 0;
+        each_cluster(first, count, |id, offsets| freed_slots += table.release(id, offsets));
+        self.used.fetch_sub(freed_slots as u64, Relaxed);
+        freed_slots
     }
 
     /// Takes up to `out.len()` emptied clusters whose disk space is to be given back, and returns
@@ -370,7 +370,7 @@ impl Clusters {
     /// The first condition that does not hold.
     pub fn check(&self) -> Result<(), String> {
         let table = self.table.lock();
-        let mut used = 0;
+        let mut used_slots = 0;
         for (id, cluster) in table.clusters.iter().enumerate() {
             cluster
                 .check(&table.next, id as u32, id < table.inherited)
@@ -379,11 +379,14 @@ impl Clusters {
             if is_inherited && cluster.list != ClusterList::Off {
                 return Err(alloc::format!("cluster {id} is inherited, and listed"));
             }
-            used += if is_inherited { 0 } else { cluster.used as u64 };
+            used_slots += if is_inherited { 0 } else { cluster.used as u64 };
         }
         self.check_lists(&table)?;
-        if used != self.used() {
-            return Err(alloc::format!("{used} slots are in use, {} are counted", self.used()));
+        if used_slots != self.used() {
+            return Err(alloc::format!(
+                "{used_slots} slots are in use, {} are counted",
+                self.used()
+            ));
         }
         if table.clusters.len() * CLUSTER_SLOTS != self.slots() as usize {
             return Err(alloc::format!(
@@ -396,7 +399,7 @@ impl Clusters {
     }
 
     fn check_lists(&self, table: &MutexGuard<'_, ClusterTable>) -> Result<(), String> {
-        let mut listed = 0;
+        let mut count = 0;
         for index in 0..LISTS {
             let (mut at, mut before) = (table.ends[index].0, NIL);
             while at != NIL {
@@ -404,7 +407,7 @@ impl Clusters {
                 if cluster.prev != before || cluster.list.index() != Some(index) {
                     return Err(alloc::format!("cluster {at} is mislinked in list {index}"));
                 }
-                listed += 1;
+                count += 1;
                 (before, at) = (at, cluster.next);
             }
             if table.ends[index].1 != before {
@@ -412,10 +415,10 @@ impl Clusters {
             }
         }
         let on = table.clusters.iter().filter(|c| c.list != ClusterList::Off).count();
-        if on == listed {
+        if on == count {
             Ok(())
         } else {
-            Err(alloc::format!("{on} clusters say that they are listed, {listed} are"))
+            Err(alloc::format!("{on} clusters say that they are listed, {count} are"))
         }
     }
 }
@@ -514,8 +517,9 @@ impl ClusterTable {
             let (mut id, from) = self.next[cpu as usize][slot];
             let mut from = from as usize;
             if id == NIL {
-                let unused = [ClusterList::Free, ClusterList::Emptied].map(|list| self.head(list));
-                id = [self.fullest(order), unused[0], unused[1]]
+                let idle_clusters =
+                    [ClusterList::Free, ClusterList::Emptied].map(|list| self.head(list));
+                id = [self.fullest(order), idle_clusters[0], idle_clusters[1]]
                     .into_iter()
                     .find(|id| *id != NIL)?;
                 self.leave(id);
@@ -557,7 +561,7 @@ impl ClusterTable {
 
     fn release(&mut self, id: u32, offsets: Range<usize>) -> usize {
         let cluster = &mut self.clusters[id as usize];
-        let mut freed = 0;
+        let mut freed_slots = 0;
         for offset in offsets {
             assert!(
                 cluster.references[offset] > 0,
@@ -566,18 +570,18 @@ impl ClusterTable {
             cluster.references[offset] -= 1;
             if cluster.references[offset] == 0 {
                 cluster.bits[offset / 64] &= !(1 << (offset % 64));
-                freed += 1;
+                freed_slots += 1;
             }
         }
-        cluster.used -= freed as u16;
+        cluster.used -= freed_slots as u16;
         if (id as usize) < self.inherited {
             return 0;
         }
-        if freed > 0 {
+        if freed_slots > 0 {
             self.unavailable = ORDERS as u8;
             self.relist(id, true);
         }
-        freed
+        freed_slots
     }
 }
 
@@ -615,8 +619,8 @@ impl Cluster {
         is_inherited: bool,
     ) -> Result<(), &'static str> {
         let set: u32 = self.bits.iter().map(|w| w.count_ones()).sum();
-        let counted = self.references.iter().filter(|h| **h > 0).count();
-        if set != self.used as u32 || counted != self.used as usize {
+        let count = self.references.iter().filter(|h| **h > 0).count();
+        if set != self.used as u32 || count != self.used as usize {
             return Err("the count of used slots is off");
         }
         let fits = match self.list {

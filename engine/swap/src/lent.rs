@@ -47,16 +47,16 @@ impl LentSlots {
             });
         }
         let last = sets.last_mut().expect("just looked");
-        let begun = last.watch.begin_copy().and_then(|()| match tell {
+        let outcome = last.watch.begin_copy().and_then(|()| match tell {
             Some(tell) if !last.is_known => tell(&last.watch).inspect(|()| last.is_known = true),
             _ => Ok(()),
         });
-        match begun {
+        match outcome {
             Ok(()) => clusters.retain_used(&mut last.slots),
             // A set that retains no slot is dropped by the next `collect`.
             Err(_) => last.watch.end_copy(),
         }
-        begun
+        outcome
     }
 
     /// Ends a copy in the parent, after it was made or failed.

@@ -209,31 +209,31 @@ mod tests {
         for encrypt in [true, false] {
             let seal = Sealer::new(encrypt).unwrap();
             let binding = SealBinding { start: 8192, number: seal.number(), header: 77 };
-            let mut sealed = plain();
-            let tag = seal.seal(binding, &mut sealed);
-            assert_eq!(sealed != plain(), encrypt);
+            let mut bytes = plain();
+            let tag = seal.seal(binding, &mut bytes);
+            assert_eq!(bytes != plain(), encrypt);
             let opens = |binding: SealBinding, bytes: &[u8], tag: [u8; TAG_BYTES]| {
                 let mut bytes = bytes.to_vec();
-                let opened = seal.open(binding, &mut bytes, &tag);
-                assert!(!opened || bytes == plain());
-                opened
+                let is_open = seal.open(binding, &mut bytes, &tag);
+                assert!(!is_open || bytes == plain());
+                is_open
             };
-            assert!(opens(binding, &sealed, tag));
+            assert!(opens(binding, &bytes, tag));
             // Any flipped bit is detected.
-            for bit in (0..sealed.len() * 8).step_by(997) {
-                let mut flipped = sealed.clone();
-                flipped[bit / 8] ^= 1 << (bit % 8);
-                assert!(!opens(binding, &flipped, tag), "bit {bit}, encrypt {encrypt}");
+            for bit in (0..bytes.len() * 8).step_by(997) {
+                let mut bytes_flipped = bytes.clone();
+                bytes_flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(!opens(binding, &bytes_flipped, tag), "bit {bit}, encrypt {encrypt}");
             }
             for bit in 0..TAG_BYTES * 8 {
-                let mut flipped = tag;
-                flipped[bit / 8] ^= 1 << (bit % 8);
-                assert!(!opens(binding, &sealed, flipped), "bit {bit} of the tag");
+                let mut tag_flipped = tag;
+                tag_flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(!opens(binding, &bytes, tag_flipped), "bit {bit} of the tag");
             }
             // Bytes of another slot, of another time, or with another header are refused.
-            assert!(!opens(SealBinding { start: 4096, ..binding }, &sealed, tag));
-            assert!(!opens(SealBinding { number: seal.number(), ..binding }, &sealed, tag));
-            assert!(!opens(SealBinding { header: 78, ..binding }, &sealed, tag));
+            assert!(!opens(SealBinding { start: 4096, ..binding }, &bytes, tag));
+            assert!(!opens(SealBinding { number: seal.number(), ..binding }, &bytes, tag));
+            assert!(!opens(SealBinding { header: 78, ..binding }, &bytes, tag));
         }
     }
 
@@ -262,13 +262,13 @@ mod tests {
                 let mut at = start;
                 while at < end {
                     let len = buffer.len().min(end - at);
-                    let read = memory.read_at(&mut buffer[..len], at as u64).unwrap_or(0);
-                    let found = buffer[..read].windows(16).enumerate();
-                    let found = found.filter(|(_, bytes)| {
+                    let count = memory.read_at(&mut buffer[..len], at as u64).unwrap_or(0);
+                    let windows = buffer[..count].windows(16).enumerate();
+                    let matches = windows.filter(|(_, bytes)| {
                         bytes.iter().enumerate().all(|(n, byte)| *byte == key_byte(n))
                     });
                     places.extend(
-                        found.map(|(offset, _)| at + offset).filter(|at| !own.contains(at)),
+                        matches.map(|(offset, _)| at + offset).filter(|at| !own.contains(at)),
                     );
                     at += len;
                 }
@@ -286,9 +286,9 @@ mod tests {
         }
         let seal = Sealer::with_key(Some(make)).unwrap();
         let binding = SealBinding { start: 8192, number: seal.number(), header: 77 };
-        let mut sealed = plain();
-        let tag = seal.seal(binding, &mut sealed);
-        assert!(seal.open(binding, &mut sealed, &tag));
+        let mut bytes = plain();
+        let tag = seal.seal(binding, &mut bytes);
+        assert!(seal.open(binding, &mut bytes, &tag));
         let cipher: &LessSafeKey = seal.cipher(1).unwrap();
         let page = &raw const *cipher as usize;
         let places = places_of_key();
@@ -306,19 +306,19 @@ mod tests {
     fn another_key_opens_nothing_and_equal_bytes_look_different() {
         let (a, b) = (Sealer::new(true).unwrap(), Sealer::new(true).unwrap());
         let binding = SealBinding { start: 0, number: 1, header: 0 };
-        let mut sealed = plain();
-        let tag = a.seal(binding, &mut sealed);
-        assert!(!b.open(binding, &mut sealed.clone(), &tag));
+        let mut bytes = plain();
+        let tag = a.seal(binding, &mut bytes);
+        assert!(!b.open(binding, &mut bytes.clone(), &tag));
         let mut again = plain();
         a.seal(SealBinding { number: 2, ..binding }, &mut again);
-        assert_ne!(sealed, again);
+        assert_ne!(bytes, again);
     }
 
     #[test]
     fn child_opens_its_parents_seals_and_has_a_key_of_its_own() {
         for encrypt in [true, false] {
             let seal = Sealer::new(encrypt).unwrap();
-            let sealed = |seal: &Sealer| {
+            let seal_one = |seal: &Sealer| {
                 let binding = SealBinding { start: 8192, number: seal.number(), header: 77 };
                 let mut bytes = plain();
                 let tag = seal.seal(binding, &mut bytes);
@@ -329,14 +329,14 @@ mod tests {
                     let mut bytes = bytes.clone();
                     seal.open(*binding, &mut bytes, tag) && bytes == plain()
                 };
-            let mut all = std::vec![sealed(&seal), sealed(&seal)];
+            let mut all = std::vec![seal_one(&seal), seal_one(&seal)];
             for _ in 0..3 {
                 let parent: Vec<usize> =
                     seal.ciphers.iter().map(|(_, key)| &raw const **key as usize).collect();
                 // SAFETY: no other thread uses the sealer, as in a child.
                 unsafe { seal.begin_in_child(true) }.unwrap();
-                all.push(sealed(&seal));
-                assert!(all.iter().all(|sealed| opens(&seal, sealed)));
+                all.push(seal_one(&seal));
+                assert!(all.iter().all(|object| opens(&seal, object)));
                 if encrypt {
                     let number = all.last().unwrap().0.number;
                     let own = &raw const *seal.cipher(number).unwrap() as usize;
@@ -345,8 +345,8 @@ mod tests {
             }
             // SAFETY: no other thread uses the sealer, as in a child.
             unsafe { seal.begin_in_child(false) }.unwrap();
-            assert!(opens(&seal, &sealed(&seal)));
-            assert_eq!(all.iter().any(|sealed| opens(&seal, sealed)), !encrypt);
+            assert!(opens(&seal, &seal_one(&seal)));
+            assert_eq!(all.iter().any(|object| opens(&seal, object)), !encrypt);
         }
     }
 

@@ -32,17 +32,17 @@ fn s6_racing_allocators_keep_the_counts_exact() {
     explore(|| {
         let clusters = Arc::new(Clusters::new());
         clusters.grow(2);
-        let owned: Arc<Vec<AtomicU64>> =
+        let owners: Arc<Vec<AtomicU64>> =
             Arc::new((0..2 * CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect());
         let allocator = |cpu: usize, orders: [u8; 3]| {
-            let (clusters, owned) = (clusters.clone(), owned.clone());
+            let (clusters, owners) = (clusters.clone(), owners.clone());
             thread::spawn(move || {
                 let mut mine = Vec::new();
                 for order in orders.map(|o| Order::new(o).unwrap()) {
                     if let Some(first) = clusters.allocate(order, cpu, SearchScope::All) {
                         for slot in first..first + order.pages() as u64 {
                             assert_eq!(
-                                owned[slot as usize].swap(1, Relaxed),
+                                owners[slot as usize].swap(1, Relaxed),
                                 0,
                                 "slot {slot} has two owners"
                             );
@@ -55,7 +55,7 @@ fn s6_racing_allocators_keep_the_counts_exact() {
                 clusters.retain(first, count);
                 assert_eq!(clusters.release(first, count), 0, "another holder is left");
                 (first..first + count as u64)
-                    .for_each(|slot| owned[slot as usize].store(0, Relaxed));
+                    .for_each(|slot| owners[slot as usize].store(0, Relaxed));
                 assert_eq!(clusters.release(first, count), count);
                 mine.iter().map(|run| run.1 as u64).sum::<u64>()
             })
@@ -65,13 +65,13 @@ fn s6_racing_allocators_keep_the_counts_exact() {
         let discarder = thread::spawn(move || {
             let mut ranges = [const { 0..0 }; 2];
             for _ in 0..2 {
-                let found = discarder.begin_discard(&mut ranges);
-                ranges[..found].iter().for_each(|range| discarder.discarded(range));
+                let count = discarder.begin_discard(&mut ranges);
+                ranges[..count].iter().for_each(|range| discarder.discarded(range));
             }
         });
-        let held: u64 = threads.into_iter().map(|t| t.join().unwrap()).sum();
+        let sum: u64 = threads.into_iter().map(|t| t.join().unwrap()).sum();
         discarder.join().unwrap();
-        assert_eq!(clusters.used(), held);
+        assert_eq!(clusters.used(), sum);
         assert_eq!(clusters.check(), Ok(()));
     });
 }

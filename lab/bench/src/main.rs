@@ -67,7 +67,7 @@ const BROKEN: i32 = 70;
 /// Measures memfold against the kernel's own compressed swap
 #[derive(Parser)]
 #[command(name = "memfold-bench", version)]
-enum Bench {
+enum BenchCommand {
     /// Builds the file of real data that the benchmarks work on
     Corpus(corpus::CorpusArgs),
     /// Fills memory, reads, dirties and checks it, for memfold and its peers in turn
@@ -103,7 +103,7 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    let bench = match Bench::try_parse() {
+    let bench = match BenchCommand::try_parse() {
         Ok(bench) => bench,
         Err(error) => return usage(&error),
     };
@@ -117,24 +117,24 @@ fn main() -> ExitCode {
 }
 
 /// Runs a benchmark, and returns the exit status.
-fn run(bench: Bench) -> anyhow::Result<i32> {
+fn run(bench: BenchCommand) -> anyhow::Result<i32> {
     match bench {
-        Bench::Corpus(args) => corpus::corpus(args).map(|()| 0),
-        Bench::Walk(args) => walk::walk(args),
-        Bench::Store(args) => store::store(args),
-        Bench::Swap(args) => swap::swap(args),
-        Bench::Apps(args) => apps::apps(args),
-        Bench::Usemem(args) => usemem::usemem(args),
-        Bench::Policy(args) => policy::policy(args),
-        Bench::Costs(args) => policy::costs(&args),
-        Bench::Blocks(args) => store::blocks(args),
-        Bench::Pools(args) => store::pools(args),
-        Bench::Peers(args) => store::peers(args),
-        Bench::Report(args) => report::report(args),
-        Bench::WalkChild(args) => walk::walk_child(args).map(|()| 0),
-        Bench::Idle(args) => idle::idle(args),
-        Bench::IdleChild(args) => Ok(idle::idle_child(&args)),
-        Bench::UsememChild(args) => usemem::usemem_child(args).map(|()| 0),
+        BenchCommand::Corpus(args) => corpus::corpus(args).map(|()| 0),
+        BenchCommand::Walk(args) => walk::walk(args),
+        BenchCommand::Store(args) => store::store(args),
+        BenchCommand::Swap(args) => swap::swap(args),
+        BenchCommand::Apps(args) => apps::apps(args),
+        BenchCommand::Usemem(args) => usemem::usemem(args),
+        BenchCommand::Policy(args) => policy::policy(args),
+        BenchCommand::Costs(args) => policy::costs(&args),
+        BenchCommand::Blocks(args) => store::blocks(args),
+        BenchCommand::Pools(args) => store::pools(args),
+        BenchCommand::Peers(args) => store::peers(args),
+        BenchCommand::Report(args) => report::report(args),
+        BenchCommand::WalkChild(args) => walk::walk_child(args).map(|()| 0),
+        BenchCommand::Idle(args) => idle::idle(args),
+        BenchCommand::IdleChild(args) => Ok(idle::idle_child(&args)),
+        BenchCommand::UsememChild(args) => usemem::usemem_child(args).map(|()| 0),
     }
 }
 
@@ -145,7 +145,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
     }
     let text = error.render().to_string();
-    let said = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-    eprintln!("memfold: {}", said.split_whitespace().collect::<Vec<_>>().join(" "));
+    let reason = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+    eprintln!("memfold: {}", reason.split_whitespace().collect::<Vec<_>>().join(" "));
     ExitCode::from(USAGE)
 }

@@ -22,12 +22,12 @@ const POISON: u8 = 0xDB;
 /// A fake address space with one area for the program. Clones are the same space.
 #[derive(Clone)]
 pub struct FakeSpace {
-    inner: Arc<Inner>,
+    inner: Arc<FakeState>,
 }
 
-struct Inner {
+struct FakeState {
     zone: Zone,
-    table: Mutex<Table>,
+    table: Mutex<FakeTable>,
     changed: Condvar,
     is_leaving: AtomicBool,
     /// How often the engine has asked which pages are shared.
@@ -35,9 +35,9 @@ struct Inner {
 }
 
 #[derive(Default)]
-struct Table {
+struct FakeTable {
     /// Pages that were ever present, by address.
-    pages: HashMap<usize, Page>,
+    pages: HashMap<usize, FakePage>,
     waiters: Vec<Waiter>,
     /// Border between two of the kernel's areas; 0: none.
     border: usize,
@@ -47,7 +47,7 @@ struct Table {
 }
 
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-enum Page {
+enum FakePage {
     Present,
     Protected,
     /// It was present once; its bytes are poison.
@@ -62,7 +62,7 @@ struct Waiter {
 
 /// A thread that touched an absent page, queued as in the kernel: from here on no wake-up is lost.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct TouchTicket {
     number: u64,
     /// The page is present, but write-protected.
     pub protected: bool,
@@ -73,9 +73,9 @@ impl FakeSpace {
     pub fn new(pages: usize) -> FakeSpace {
         let zone =
             Zone::reserve(pages * PAGE_SIZE, memfold_os::units::MAX_BYTES).expect("address space");
-        let (table, changed) = (Mutex::new(Table::default()), Condvar::new());
+        let (table, condition) = (Mutex::new(FakeTable::default()), Condvar::new());
         let (is_leaving, map_reads) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let inner = Inner { zone, table, changed, is_leaving, map_reads };
+        let inner = FakeState { zone, table, changed: condition, is_leaving, map_reads };
         FakeSpace { inner: Arc::new(inner) }
     }
 
@@ -109,7 +109,7 @@ impl FakeSpace {
     /// # Errors
     /// The page is missing; the caller is queued and must end that by [`FakeSpace::sleep`] or
     /// [`FakeSpace::leave`].
-    pub fn read<R>(&self, page: usize, read: impl FnOnce(&[u8]) -> R) -> Result<R, Ticket> {
+    pub fn read<R>(&self, page: usize, read: impl FnOnce(&[u8]) -> R) -> Result<R, TouchTicket> {
         let mut table = self.inner.table.lock();
         if !table.is_present(page) {
             return Err(table.enqueue(page));
@@ -123,9 +123,13 @@ impl FakeSpace {
     ///
     /// # Errors
     /// The page is missing or protected; the caller is queued as in [`FakeSpace::read`].
-    pub fn write<R>(&self, page: usize, write: impl FnOnce(&mut [u8]) -> R) -> Result<R, Ticket> {
+    pub fn write<R>(
+        &self,
+        page: usize,
+        write: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, TouchTicket> {
         let mut table = self.inner.table.lock();
-        if table.pages.get(&page) != Some(&Page::Present) {
+        if table.pages.get(&page) != Some(&FakePage::Present) {
             return Err(table.enqueue(page));
         }
         // SAFETY: the page lies in the zone, and its readers and writers hold the lock. The engine
@@ -134,7 +138,7 @@ impl FakeSpace {
     }
 
     /// Sleeps until the page of the ticket is woken, which may already have happened.
-    pub fn sleep(&self, ticket: Ticket) {
+    pub fn sleep(&self, ticket: TouchTicket) {
         let mut table = self.inner.table.lock();
         loop {
             let at = table
@@ -151,7 +155,7 @@ impl FakeSpace {
     }
 
     /// Returns a ticket without waiting.
-    pub fn leave(&self, ticket: Ticket) {
+    pub fn leave(&self, ticket: TouchTicket) {
         self.inner.table.lock().waiters.retain(|w| w.ticket != ticket.number);
     }
 
@@ -174,7 +178,7 @@ impl FakeSpace {
 
     /// Returns whether a page is present and write-protected.
     pub fn is_protected(&self, page: usize) -> bool {
-        self.inner.table.lock().pages.get(&page) == Some(&Page::Protected)
+        self.inner.table.lock().pages.get(&page) == Some(&FakePage::Protected)
     }
 
     /// Returns the present pages of the area.
@@ -195,57 +199,60 @@ impl FakeSpace {
     /// why nothing was done.
     fn each(
         &self,
-        table: &mut Table,
+        table: &mut FakeTable,
         dst: usize,
         len: usize,
         wake: bool,
-        step: impl Fn(&mut Table, usize) -> Result<(), Errno>,
+        step: impl Fn(&mut FakeTable, usize) -> Result<(), Errno>,
     ) -> Result<(), Partial> {
         assert!(
             dst.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0,
             "{dst:#x} + {len:#x}"
         );
         let mut result = Ok(());
-        for done in (0..len).step_by(PAGE_SIZE) {
-            if let Err(errno) = step(table, done) {
-                result = Err(Partial { done, errno: if done > 0 { Errno::AGAIN } else { errno } });
+        for offset in (0..len).step_by(PAGE_SIZE) {
+            if let Err(errno) = step(table, offset) {
+                result = Err(Partial {
+                    done: offset,
+                    errno: if offset > 0 { Errno::AGAIN } else { errno },
+                });
                 break;
             }
         }
-        let done = result.map_or_else(|partial| partial.done, |()| len);
+        let done_bytes = result.map_or_else(|partial| partial.done, |()| len);
         if wake {
-            self.wake_locked(table, dst, done);
+            self.wake_locked(table, dst, done_bytes);
         }
         result
     }
 
-    fn wake_locked(&self, table: &mut Table, start: usize, len: usize) {
-        let mut woken = false;
+    fn wake_locked(&self, table: &mut FakeTable, start: usize, len: usize) {
+        let mut is_woken = false;
         for waiter in table.waiters.iter_mut().filter(|w| w.page.wrapping_sub(start) < len) {
             waiter.woken = true;
-            woken = true;
+            is_woken = true;
         }
-        if woken {
+        if is_woken {
             self.inner.changed.notify_all();
         }
     }
 }
 
-impl Table {
+impl FakeTable {
     /// Returns whether a range crosses the border.
     fn is_across(&self, start: usize, len: usize) -> bool {
         start < self.border && self.border < start + len
     }
 
     fn is_present(&self, page: usize) -> bool {
-        matches!(self.pages.get(&page), Some(Page::Present | Page::Protected))
+        matches!(self.pages.get(&page), Some(FakePage::Present | FakePage::Protected))
     }
 
-    fn enqueue(&mut self, page: usize) -> Ticket {
+    fn enqueue(&mut self, page: usize) -> TouchTicket {
         let number = self.next_ticket;
         self.next_ticket += 1;
         self.waiters.push(Waiter { ticket: number, page, woken: false });
-        Ticket { number, protected: self.pages.get(&page) == Some(&Page::Protected) }
+        TouchTicket { number, protected: self.pages.get(&page) == Some(&FakePage::Protected) }
     }
 
     /// Puts the bytes at `src` into an absent page.
@@ -257,19 +264,19 @@ impl Table {
         // page.
         let bytes = unsafe { std::slice::from_raw_parts_mut(page as *mut u8, PAGE_SIZE) };
         let clean = match self.pages.get(&page) {
-            Some(Page::Present | Page::Protected) => return Err(Errno::EXIST),
-            Some(Page::Gone) => &[POISON; PAGE_SIZE],
+            Some(FakePage::Present | FakePage::Protected) => return Err(Errno::EXIST),
+            Some(FakePage::Gone) => &[POISON; PAGE_SIZE],
             None => &[0; PAGE_SIZE],
         };
         assert!(bytes == clean, "page {page:#x} was written while it was not there");
         assert!(
-            self.pages.get(&(src as usize)) != Some(&Page::Gone),
+            self.pages.get(&(src as usize)) != Some(&FakePage::Gone),
             "{src:?} is read, but no page is there"
         );
         // SAFETY: the caller promises that `src` is readable; this page was absent, so it is
         // another one.
         unsafe { std::ptr::copy_nonoverlapping(src, bytes.as_mut_ptr(), PAGE_SIZE) };
-        self.pages.insert(page, Page::Present);
+        self.pages.insert(page, FakePage::Present);
         Ok(())
     }
 
@@ -280,7 +287,7 @@ impl Table {
     unsafe fn remove(&mut self, page: usize) {
         // SAFETY: a present page is mapped, and the caller gives up its bytes.
         unsafe { std::ptr::write_bytes(page as *mut u8, POISON, PAGE_SIZE) };
-        self.pages.insert(page, Page::Gone);
+        self.pages.insert(page, FakePage::Gone);
     }
 }
 
@@ -338,7 +345,7 @@ impl Space for FakeSpace {
         self.each(&mut table, dst, len, false, |table, at| {
             // SAFETY: the caller vouches for both ranges.
             unsafe { table.install(dst + at, src.add(at))? };
-            table.pages.insert(dst + at, Page::Protected);
+            table.pages.insert(dst + at, FakePage::Protected);
             Ok(())
         })
     }
@@ -349,13 +356,13 @@ impl Space for FakeSpace {
             return Err(Partial { done: 0, errno: Errno::NOENT });
         }
         let zeros = [0u8; PAGE_SIZE];
-        let mapped = self.each(&mut table, dst, len, false, |table, at| {
+        let mapped_bytes = self.each(&mut table, dst, len, false, |table, at| {
             // SAFETY: the caller vouches for the range; the array is readable.
             unsafe { table.install(dst + at, zeros.as_ptr())? };
-            table.pages.insert(dst + at, Page::Protected);
+            table.pages.insert(dst + at, FakePage::Protected);
             Ok(())
         });
-        mapped.map_err(|partial| Partial { done: 0, ..partial })
+        mapped_bytes.map_err(|partial| Partial { done: 0, ..partial })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
@@ -364,8 +371,8 @@ impl Space for FakeSpace {
             return Err(refusal);
         }
         for page in (start..start + len).step_by(PAGE_SIZE) {
-            if let Some(Page::Present | Page::Protected) = table.pages.get(&page) {
-                table.pages.insert(page, if on { Page::Protected } else { Page::Present });
+            if let Some(FakePage::Present | FakePage::Protected) = table.pages.get(&page) {
+                table.pages.insert(page, if on { FakePage::Protected } else { FakePage::Present });
             }
         }
         if !on {
@@ -374,14 +381,14 @@ impl Space for FakeSpace {
         Ok(())
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let mut table = self.inner.table.lock();
         for at in (0..len).step_by(PAGE_SIZE) {
             // SAFETY: the caller promises room at `to`. The page is present, and is removed.
             unsafe {
-                if table.is_present(home + at) {
-                    to.add(at).copy_from_nonoverlapping((home + at) as *const u8, PAGE_SIZE);
-                    table.remove(home + at);
+                if table.is_present(address + at) {
+                    to.add(at).copy_from_nonoverlapping((address + at) as *const u8, PAGE_SIZE);
+                    table.remove(address + at);
                 } else {
                     to.add(at).write_bytes(0, PAGE_SIZE);
                 }
@@ -443,8 +450,8 @@ impl Space for FakeSpace {
     }
 
     unsafe fn keep(&self, start: usize, len: usize) {
-        let kept = (start..start + len).step_by(PAGE_SIZE).all(|page| self.is_present(page));
-        assert!(kept, "a page that should have been moved to {start:#x} isn't there");
+        let is_kept = (start..start + len).step_by(PAGE_SIZE).all(|page| self.is_present(page));
+        assert!(is_kept, "a page that should have been moved to {start:#x} isn't there");
     }
 
     fn wake(&self, start: usize, len: usize) {

@@ -60,8 +60,8 @@ pub fn libraries(each: usize, most: usize) -> Vec<u8> {
         ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     let of = |dir: &&str| -> Option<Vec<PathBuf>> {
         let entries = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
-        let found = entries.filter(|path| path.to_string_lossy().contains(".so"));
-        Some(found.collect::<Vec<_>>()).filter(|found| !found.is_empty())
+        let libraries = entries.filter(|path| path.to_string_lossy().contains(".so"));
+        Some(libraries.collect::<Vec<_>>()).filter(|paths| !paths.is_empty())
     };
     let mut files = dirs.iter().find_map(of).unwrap_or_default();
     files.sort();

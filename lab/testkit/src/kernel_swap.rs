@@ -51,11 +51,11 @@ impl KernelSwap {
         shell.args(["-c", SCRIPT, "sh", &mib.to_string()]).arg(file);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut keeper = shell.spawn().expect("sh");
-        let mut said = String::new();
+        let mut line = String::new();
         BufReader::new(keeper.stdout.take().expect("piped"))
-            .read_line(&mut said)
+            .read_line(&mut line)
             .expect("what the shell says");
-        if said != "on\n" {
+        if line != "on\n" {
             drop(keeper.stdin.take());
             let mut why = String::new();
             let _ = keeper.stderr.take().expect("piped").read_to_string(&mut why);

@@ -37,10 +37,10 @@ impl Program {
 
     /// Reads a page.
     pub fn read<R>(&self, number: usize, read: impl FnOnce(&[u8]) -> R) -> R {
-        let mut read = Some(read);
+        let mut read_once = Some(read);
         let page = self.page(number);
         self.touch(page, false, || {
-            self.space.read(page, |bytes| read.take().expect("read once")(bytes))
+            self.space.read(page, |bytes| read_once.take().expect("read once")(bytes))
         })
     }
 
@@ -57,7 +57,7 @@ impl Program {
         &self,
         page: usize,
         write: bool,
-        mut access: impl FnMut() -> Result<R, crate::fake::Ticket>,
+        mut access: impl FnMut() -> Result<R, crate::fake::TouchTicket>,
     ) -> R {
         loop {
             let ticket = match access() {

@@ -129,9 +129,9 @@ mod tests {
     #[test]
     fn below_stays_below_and_reaches_all() {
         let mut random = Sequence::new(1);
-        let mut seen = [false; 10];
-        (0..1000).for_each(|_| seen[random.below(10)] = true);
-        assert_eq!(seen, [true; 10]);
+        let mut values = [false; 10];
+        (0..1000).for_each(|_| values[random.below(10)] = true);
+        assert_eq!(values, [true; 10]);
     }
 
     #[test]

@@ -43,11 +43,11 @@ pub enum RemoteTrouble {
 /// A store in memory. Clones share it.
 #[derive(Clone, Default)]
 pub struct MemoryRemote {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<RemoteState>>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct RemoteState {
     /// Objects by number, and by the process that put them; the first process is 0.
     objects: BTreeMap<(usize, u64), Vec<u8>>,
     used: BTreeSet<(usize, u64)>,
@@ -126,18 +126,18 @@ impl MemoryRemote {
     }
 }
 
-impl Inner {
+impl RemoteState {
     /// How many of `count` to do, and whether to say that all went well.
     fn due(&mut self, ask: Ask, count: usize) -> (usize, Result<(), RemoteError>) {
         self.asked += 1;
         assert!(count <= ENTRIES_MAX, "{count} entries in one request");
-        let mut due = self.away.then_some(RemoteTrouble::Away);
+        let mut first_trouble = self.away.then_some(RemoteTrouble::Away);
         for (_, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == ask && s.1 > 0) {
             *nth -= 1;
-            due = if *nth == 0 { Some(*trouble) } else { due };
+            first_trouble = if *nth == 0 { Some(*trouble) } else { first_trouble };
         }
         let failure = RemoteError { is_lost: false, is_cut: false, why: "on purpose".to_string() };
-        match due {
+        match first_trouble {
             None => (count, Ok(())),
             Some(RemoteTrouble::Away) => (0, Err(failure)),
             Some(RemoteTrouble::Silent) => (count, Err(failure)),
@@ -173,12 +173,12 @@ impl Remote for MemoryRemote {
                 .objects
                 .get(&(inner.process - fetch.forks, fetch.number))
                 .and_then(|o| o.get(fetch.offset..fetch.offset + fetch.to.len()));
-            let lost = || RemoteError {
+            let loss = || RemoteError {
                 is_lost: true,
                 is_cut: false,
                 why: format!("object {} is not there", fetch.number),
             };
-            let part = part.ok_or_else(lost)?;
+            let part = part.ok_or_else(loss)?;
             fetch.to.copy_from_slice(part);
         }
         result

@@ -81,12 +81,12 @@ mod tests {
 
     #[test]
     fn fresh_program_runs_while_others_start_programs() {
-        let (scratch, done) = (Scratch::new(), AtomicBool::new(false));
+        let (scratch, is_done) = (Scratch::new(), AtomicBool::new(false));
         let start = |program: &str| Command::new(program).status().map(|status| status.success());
         std::thread::scope(|threads| {
             for _ in 0..2 {
                 threads.spawn(|| {
-                    while !done.load(Relaxed) {
+                    while !is_done.load(Relaxed) {
                         assert!(start("true").expect("true"));
                     }
                 });
@@ -94,7 +94,7 @@ mod tests {
             let all = (0..200)
                 .map(|n| scratch.file(&format!("program{n}"), "#!/bin/sh\n", 0o755))
                 .try_for_each(|path| start(&path).map(|right| assert!(right)));
-            done.store(true, Relaxed);
+            is_done.store(true, Relaxed);
             all.expect("it isn't busy");
         });
     }

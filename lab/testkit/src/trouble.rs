@@ -112,10 +112,10 @@ impl Call {
 #[derive(Clone)]
 pub struct Troubled {
     space: FakeSpace,
-    plan: Arc<Mutex<Plan>>,
+    plan: Arc<Mutex<TroublePlan>>,
 }
 
-struct Plan {
+struct TroublePlan {
     script: Vec<(Call, u64, Trouble)>,
     per_mille: u32,
     random: Random,
@@ -125,8 +125,12 @@ struct Plan {
 impl Troubled {
     /// Wraps `space`, without faults so far.
     pub fn new(space: &FakeSpace) -> Troubled {
-        let plan =
-            Plan { script: Vec::new(), per_mille: 0, random: Random::new(0), struck: Vec::new() };
+        let plan = TroublePlan {
+            script: Vec::new(),
+            per_mille: 0,
+            random: Random::new(0),
+            struck: Vec::new(),
+        };
         Troubled { space: space.clone(), plan: Arc::new(Mutex::new(plan)) }
     }
 
@@ -162,7 +166,7 @@ impl Troubled {
     /// Returns the fault of this call of `pages` pages, if any.
     fn due(&self, call: Call, pages: usize) -> Option<Trouble> {
         let mut plan = self.plan.lock();
-        let mut due = None;
+        let mut strike = None;
         for (of, nth, trouble) in plan.script.iter_mut().filter(|s| s.0 == call && s.1 > 0) {
             debug_assert_eq!(*of, call);
             *nth -= 1;
@@ -171,25 +175,25 @@ impl Troubled {
                 Trouble::Short(part, more) => part + more <= pages,
                 _ => true,
             };
-            due = if *nth == 0 && fits { Some(*trouble) } else { due };
+            strike = if *nth == 0 && fits { Some(*trouble) } else { strike };
         }
         let odds = plan.per_mille;
-        if due.is_none() && !call.troubles().is_empty() && plan.random.per_mille(odds) {
-            due = Some(plan.random.pick(call.troubles()));
-            if let Some(Trouble::Partial(_)) = due {
+        if strike.is_none() && !call.troubles().is_empty() && plan.random.per_mille(odds) {
+            strike = Some(plan.random.pick(call.troubles()));
+            if let Some(Trouble::Partial(_)) = strike {
                 let part = 1 + plan.random.below(pages.max(2) - 1);
                 let is_short = call.is_move() && plan.random.per_mille(300);
-                let said = if plan.random.per_mille(300) { 0 } else { part.min(pages - 1) };
-                let short = Trouble::Short(said, 1 + plan.random.below(pages - said));
-                due = if is_short {
+                let pages_moved = if plan.random.per_mille(300) { 0 } else { part.min(pages - 1) };
+                let short = Trouble::Short(pages_moved, 1 + plan.random.below(pages - pages_moved));
+                strike = if is_short {
                     Some(short)
                 } else {
                     (pages > 1).then_some(Trouble::Partial(part))
                 };
             }
         }
-        plan.struck.extend(due);
-        due
+        plan.struck.extend(strike);
+        strike
     }
 
     /// Applies a fault to a move or copy of `len` bytes to `dst`. `part` does the first bytes of
@@ -303,14 +307,14 @@ impl Space for Troubled {
         }
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let len = match self.due(Call::CopyOut, len / PAGE_SIZE) {
             None => len,
             Some(Trouble::Partial(pages)) => pages * PAGE_SIZE,
             Some(_) => 0,
         };
         // SAFETY: this is a part of the range that the caller vouches for.
-        unsafe { self.space.take_by_copy(home, to, len) }
+        unsafe { self.space.take_by_copy(address, to, len) }
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {
@@ -340,8 +344,8 @@ impl Space for Troubled {
         let errno = match trouble {
             Trouble::Partial(count) => {
                 drop_first(count)?;
-                let done = spans[..count].iter().map(|span| span.len).sum();
-                return Err(Partial { done, errno: Errno::AGAIN });
+                let bytes = spans[..count].iter().map(|span| span.len).sum();
+                return Err(Partial { done: bytes, errno: Errno::AGAIN });
             }
             Trouble::Torn => {
                 // SAFETY: this is a part of the range that the caller gives up.

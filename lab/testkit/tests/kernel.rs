@@ -64,7 +64,7 @@ fn the_fake_answers_as_the_kernel_does() {
     let mut random = Random::new(seed(5));
     let ((fake, space), real) = (Side::fake(), Side::real());
     let mut source = vec![0u8; PAGES * PAGE_SIZE];
-    let (mut done, mut refused) = (0, 0);
+    let (mut steps_done, mut refusals) = (0, 0);
     for step in 0..STEPS {
         let pages = 1 + random.below(8);
         let [dst, src] = [0; 2].map(|_| random.below(2) * PAGES + random.below(PAGES - pages));
@@ -92,7 +92,7 @@ fn the_fake_answers_as_the_kernel_does() {
             }
         });
         assert_eq!(a, b, "step {step}: call {call} of {pages} pages, {src} to {dst}");
-        *if a.is_ok() { &mut done } else { &mut refused } += 1;
+        *if a.is_ok() { &mut steps_done } else { &mut refusals } += 1;
         for n in (0..2 * PAGES).filter(|n| space.is_present(fake.page(*n))) {
             // SAFETY: the page is present in the fake, and so in the kernel, because every call so
             // far agreed.
@@ -101,5 +101,5 @@ fn the_fake_answers_as_the_kernel_does() {
             assert!(x == y, "step {step}: page {n}");
         }
     }
-    assert!(done > 500 && refused > 500, "{done} calls done, {refused} refused");
+    assert!(steps_done > 500 && refusals > 500, "{steps_done} calls done, {refusals} refused");
 }

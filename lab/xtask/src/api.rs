@@ -28,14 +28,15 @@ pub fn check(root: &Path, pages: &Path, writes: bool) -> Result<Vec<Finding>> {
 /// Returns a finding for each line that only one of the lists has.
 fn compare(known: &str, list: &str) -> Vec<Finding> {
     let lacks = |list: &str, line: &str| !list.lines().any(|other| other == line);
-    let gone = known.lines().enumerate().filter(|(_, line)| lacks(list, line)).map(|(n, line)| {
-        let message = format!("`{line}` is not exported any more: run cargo xtask api --write");
-        Finding::error(LIST, n + 1, message)
-    });
+    let lost_lines =
+        known.lines().enumerate().filter(|(_, line)| lacks(list, line)).map(|(n, line)| {
+            let message = format!("`{line}` is not exported any more: run cargo xtask api --write");
+            Finding::error(LIST, n + 1, message)
+        });
     let new = list.lines().filter(|line| lacks(known, line)).map(|line| {
         Finding::error(LIST, 0, format!("`{line}` is not listed: run cargo xtask api --write"))
     });
-    gone.chain(new).collect()
+    lost_lines.chain(new).collect()
 }
 
 /// Returns the list: a line for each type, constant, variant, field and method.
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn each_difference_is_found() {
         assert!(compare("a\nb\n", "a\nb\n").is_empty());
-        let found = compare("a\nb\n", "a\nc\n");
-        assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 0]);
+        let findings = compare("a\nb\n", "a\nc\n");
+        assert_eq!(findings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 0]);
     }
 }

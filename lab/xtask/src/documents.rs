@@ -12,16 +12,17 @@ type Mention = (usize, String);
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in &tree.documents {
-        let wrong = mentions(text).into_iter().filter(|(_, name)| !exists(tree, name));
-        findings.extend(wrong.map(|(line, name)| gone(path, line, &name)));
+        let missing_names = mentions(text).into_iter().filter(|(_, name)| !exists(tree, name));
+        findings.extend(missing_names.map(|(line, name)| gone(path, line, &name)));
         let dead = links(text).into_iter().filter(|(_, link)| !leads_somewhere(tree, path, link));
         findings.extend(dead.map(|(line, link)| {
             Finding::error(path, line, format!("the link {link} leads nowhere: correct it"))
         }));
     }
     for source in tree.crates.iter().flat_map(|krate| &krate.sources) {
-        let wrong = mentions(&source.comments).into_iter().filter(|(_, name)| !exists(tree, name));
-        findings.extend(wrong.map(|(line, name)| gone(&source.path, line, &name)));
+        let missing_names =
+            mentions(&source.comments).into_iter().filter(|(_, name)| !exists(tree, name));
+        findings.extend(missing_names.map(|(line, name)| gone(&source.path, line, &name)));
     }
     findings
 }
@@ -43,7 +44,7 @@ fn is_directory(before: &str) -> bool {
 /// Returns the Rust files, and the documents with their folders, that stand between backquotes. Braces
 /// name several.
 fn mentions(text: &str) -> Vec<Mention> {
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     for (number, line) in text.lines().enumerate() {
         for span in line.split('`').skip(1).step_by(2) {
             let is_path = |byte: u8| byte.is_ascii_alphanumeric() || b"_./{},-".contains(&byte);
@@ -51,17 +52,17 @@ fn mentions(text: &str) -> Vec<Mention> {
             let is_named = name.len() > 3 && name.ends_with(".rs")
                 || name.contains('/') && name.ends_with(".md");
             if is_named && name.bytes().all(is_path) {
-                found.extend(expand(name).into_iter().map(|name| (number + 1, name)));
+                names.extend(expand(name).into_iter().map(|name| (number + 1, name)));
             }
         }
     }
-    found
+    names
 }
 
 fn expand(name: &str) -> Vec<String> {
     let parts = name.split_once('{').and_then(|(before, rest)| {
-        let (inside, after) = rest.split_once('}')?;
-        Some((before, inside, after))
+        let (middle, after) = rest.split_once('}')?;
+        Some((before, middle, after))
     });
     match parts {
         Some((before, inside, after)) => {
@@ -73,13 +74,13 @@ fn expand(name: &str) -> Vec<String> {
 
 /// Returns the targets of the links to other places than the web.
 fn links(text: &str) -> Vec<Mention> {
-    let mut found = Vec::new();
+    let mut link_targets = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let local = targets.filter(|target| !target.contains("://") && !target.contains(' '));
-        found.extend(local.map(|target| (number + 1, target.to_owned())));
+        link_targets.extend(local.map(|target| (number + 1, target.to_owned())));
     }
-    found
+    link_targets
 }
 
 fn leads_somewhere(tree: &Tree, from: &str, link: &str) -> bool {

@@ -70,12 +70,12 @@ mod tests {
 
     #[test]
     fn only_errors_fail() {
-        let failed = |findings| {
+        let is_failure = |findings| {
             format!("{:?}", report("test", findings)) == format!("{:?}", ExitCode::FAILURE)
         };
-        assert!(!failed(vec![]));
-        assert!(!failed(vec![Finding::warning("a.rs", 1, "long")]));
-        assert!(failed(vec![
+        assert!(!is_failure(vec![]));
+        assert!(!is_failure(vec![Finding::warning("a.rs", 1, "long")]));
+        assert!(is_failure(vec![
             Finding::warning("a.rs", 1, "long"),
             Finding::error("a.rs", 1, "wrong")
         ]));

@@ -61,9 +61,9 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     tree.crates
         .iter()
         .flat_map(|krate| {
-            let mut found = check_manifest(&krate.name, &krate.manifest_path, &krate.manifest);
-            found.extend(of_rooms(krate));
-            found
+            let mut findings = check_manifest(&krate.name, &krate.manifest_path, &krate.manifest);
+            findings.extend(of_rooms(krate));
+            findings
         })
         .collect()
 }
@@ -76,7 +76,9 @@ fn room(path: &str) -> &str {
 /// Checks the rooms of the dependencies of a manifest; `rooms` are those of all crates.
 fn check_room(name: &str, path: &str, manifest: &str, rooms: &[(&str, &str)]) -> Vec<Finding> {
     let own = room(path);
-    let Some((_, used)) = ROOMS.iter().find(|(known, _)| *known == own) else { return Vec::new() };
+    let Some((_, allowed_rooms)) = ROOMS.iter().find(|(known, _)| *known == own) else {
+        return Vec::new();
+    };
     let of = |dependency: &str| rooms.iter().find(|(known, _)| *known == dependency);
     dependencies(manifest)
         .into_iter()
@@ -84,7 +86,7 @@ fn check_room(name: &str, path: &str, manifest: &str, rooms: &[(&str, &str)]) ->
         .filter_map(|dependency| {
             let theirs = of(&dependency.name)?.1;
             let message = format!("{own}/ may not use {theirs}/, where {} is", dependency.name);
-            let is_right = theirs == own || used.contains(&theirs);
+            let is_right = theirs == own || allowed_rooms.contains(&theirs);
             (!is_right).then(|| Finding::error(path, dependency.line, message))
         })
         .collect()
@@ -98,8 +100,8 @@ fn check_manifest(name: &str, path: &str, manifest: &str) -> Vec<Finding> {
     dependencies(manifest)
         .into_iter()
         .filter_map(|dependency| {
-            let wrong = wrong(name, floor, &dependency)?;
-            Some(Finding::error(path, dependency.line, wrong))
+            let message = wrong(name, floor, &dependency)?;
+            Some(Finding::error(path, dependency.line, message))
         })
         .collect()
 }
@@ -135,7 +137,7 @@ struct Dependency {
 /// Returns the dependencies in a manifest, under all their tables, with `[dependencies.x]` and
 /// `package = "x"`.
 fn dependencies(manifest: &str) -> Vec<Dependency> {
-    let mut found = Vec::new();
+    let mut edges = Vec::new();
     let mut table = Vec::new();
     for (number, line) in manifest.lines().enumerate() {
         let line = line.trim();
@@ -144,7 +146,7 @@ fn dependencies(manifest: &str) -> Vec<Dependency> {
             if let Some(kind) = table.iter().position(|key| is_dependencies(key))
                 && let Some(name) = table.get(kind + 1)
             {
-                found.push(Dependency {
+                edges.push(Dependency {
                     name: name.clone(),
                     line: number + 1,
                     dev: table[kind].starts_with("dev"),
@@ -155,10 +157,10 @@ fn dependencies(manifest: &str) -> Vec<Dependency> {
         let Some(kind) = table.last().filter(|key| is_dependencies(key)) else { continue };
         if let Some((key, value)) = line.split_once('=').filter(|_| !line.starts_with('#')) {
             let name = renamed(value).or_else(|| keys(key).into_iter().next()).unwrap_or_default();
-            found.push(Dependency { name, line: number + 1, dev: kind.starts_with("dev") });
+            edges.push(Dependency { name, line: number + 1, dev: kind.starts_with("dev") });
         }
     }
-    found
+    edges
 }
 
 fn is_dependencies(key: &str) -> bool {
@@ -258,20 +260,26 @@ mod tests {
             ("memfold-block", "block"),
             ("memfold-testkit", "lab"),
         ];
-        let found = |name: &str, path: &str, dependency: &str, table: &str| {
+        let findings_of = |name: &str, path: &str, dependency: &str, table: &str| {
             let manifest = format!("[{table}]\n{dependency}.workspace = true\nlibc = \"1\"");
             check_room(name, path, &manifest, &rooms).len()
         };
         let table = "dependencies";
-        assert_eq!(found("memfold-gate", "run/gate/Cargo.toml", "memfold-os", table), 0);
-        assert_eq!(found("memfold-gate", "run/gate/Cargo.toml", "memfold-block", table), 1);
-        assert_eq!(found("memfold-block", "block/Cargo.toml", "memfold-gate", table), 1);
-        assert_eq!(found("memfold-engine", "engine/engine/Cargo.toml", "memfold-gate", table), 0);
-        assert_eq!(found("memfold-store", "engine/store/Cargo.toml", "memfold-gate", table), 1);
-        assert_eq!(found("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 1);
+        assert_eq!(findings_of("memfold-gate", "run/gate/Cargo.toml", "memfold-os", table), 0);
+        assert_eq!(findings_of("memfold-gate", "run/gate/Cargo.toml", "memfold-block", table), 1);
+        assert_eq!(findings_of("memfold-block", "block/Cargo.toml", "memfold-gate", table), 1);
+        assert_eq!(
+            findings_of("memfold-engine", "engine/engine/Cargo.toml", "memfold-gate", table),
+            0
+        );
+        assert_eq!(
+            findings_of("memfold-store", "engine/store/Cargo.toml", "memfold-gate", table),
+            1
+        );
+        assert_eq!(findings_of("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 1);
         let table = "dev-dependencies";
-        assert_eq!(found("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 0);
-        assert_eq!(found("memfold-bench", "lab/bench/Cargo.toml", "memfold-block", table), 0);
+        assert_eq!(findings_of("memfold-os", "engine/os/Cargo.toml", "memfold-testkit", table), 0);
+        assert_eq!(findings_of("memfold-bench", "lab/bench/Cargo.toml", "memfold-block", table), 0);
     }
 
     #[test]

@@ -16,13 +16,13 @@ const DEFINITIONS: &str = "engine/os/src/sync/";
 const KINDS: &[&str] = &["held", "quiet", "reset", "one thread", "apart"];
 
 /// A lock by its file and its name.
-type Lock = (String, String);
+type LockKey = (String, String);
 
 /// Checks the list against all crates.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let (rows, mut findings) = rows(&tree.locks);
     let sources = tree.crates.iter().filter(|krate| ENGINE.contains(&krate.name.as_str()));
-    let mut locks: Vec<Lock> = Vec::new();
+    let mut locks: Vec<LockKey> = Vec::new();
     for source in sources.flat_map(|krate| &krate.sources) {
         for (offset, name) in locks_of(source) {
             let lock = (source.path.clone(), name);
@@ -46,7 +46,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Returns the locks that the rows name, with their lines, and the rows that say nothing known.
-fn rows(list: &str) -> (Vec<(usize, Lock)>, Vec<Finding>) {
+fn rows(list: &str) -> (Vec<(usize, LockKey)>, Vec<Finding>) {
     let (mut rows, mut findings) = (Vec::new(), Vec::new());
     for (number, line) in list.lines().enumerate() {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -71,7 +71,7 @@ fn locks_of(source: &Source) -> Vec<(usize, String)> {
         return Vec::new();
     }
     let code = &source.code;
-    let mut found: Vec<(usize, String)> = Vec::new();
+    let mut places: Vec<(usize, String)> = Vec::new();
     for offset in LOCKS.iter().flat_map(|lock| scan::words(code, lock)) {
         let start = code[..offset].rfind('\n').map_or(0, |at| at + 1);
         let before = code[start..offset].trim_start();
@@ -81,9 +81,9 @@ fn locks_of(source: &Source) -> Vec<(usize, String)> {
         if !is_type || source.in_test(offset) {
             continue;
         }
-        found.extend(declared(before).map(|name| (offset, name.to_owned())));
+        places.extend(declared(before).map(|name| (offset, name.to_owned())));
     }
-    found
+    places
 }
 
 /// Returns the name that a line declares, whose text before its type is `before`: a static, a field,

@@ -30,9 +30,9 @@ fn check_crate(krate: &Crate) -> Vec<Finding> {
         .iter()
         .filter_map(|source| Some((module_of(source.path.strip_prefix(&root)?)?, source)))
         .collect();
-    let listed: Listed =
+    let modules: Listed =
         own.iter().map(|(module, source)| (module.clone(), listed_in(source))).collect();
-    own.iter().flat_map(|(module, source)| check_file(&listed, module, source)).collect()
+    own.iter().flat_map(|(module, source)| check_file(&modules, module, source)).collect()
 }
 
 /// The module of a file, by its path from `src`; `None` for a second root, such as a binary's.
@@ -60,11 +60,11 @@ fn check_file(listed: &Listed, module: &str, source: &Source) -> Vec<Finding> {
         .code
         .match_indices("crate::")
         .filter(|(at, _)| !source.in_test(*at) && !source.code[..*at].ends_with(['$', '_']));
-    let wrong = paths.flat_map(|(at, start)| {
+    let findings = paths.flat_map(|(at, start)| {
         let (from, to) = (&from, paths_at(&source.code[at + start.len()..]));
         to.into_iter().filter_map(move |to| Some((at, upward(listed, from, &to)?)))
     });
-    wrong
+    findings
         .map(|(at, (own, other))| {
             let message = format!(
                 "{own} uses {other}, which is listed below it: move the code down, or the `mod` line up"
@@ -88,12 +88,12 @@ fn paths_at(code: &str) -> Vec<Vec<String>> {
     let mut names = Vec::new();
     let mut rest = code;
     loop {
-        let found = name(rest);
-        let len = found.len();
+        let word = name(rest);
+        let len = word.len();
         if len == 0 {
             break;
         }
-        names.push(found);
+        names.push(word);
         match rest[len..].strip_prefix("::") {
             Some(more) => rest = more,
             None => break,
@@ -106,8 +106,8 @@ fn paths_at(code: &str) -> Vec<Vec<String>> {
 fn upward(listed: &Listed, from: &[String], to: &[String]) -> Option<(String, String)> {
     let common = from.iter().zip(to).take_while(|(from, to)| from == to).count();
     let (own, other) = (from.get(common)?, to.get(common)?);
-    let beside = listed.get(&from[..common].join("::"))?;
-    let place = |name: &String| beside.iter().position(|listed| listed == name);
+    let siblings = listed.get(&from[..common].join("::"))?;
+    let place = |name: &String| siblings.iter().position(|sibling| sibling == name);
     let path = |name: &String| [&from[..common], core::slice::from_ref(name)].concat().join("::");
     (place(other)? > place(own)?).then(|| (path(own), path(other)))
 }
@@ -146,9 +146,9 @@ mod tests {
             ("high/mod.rs", "mod a; mod b;"),
             ("high/a.rs", "fn f() { crate::high::b::g() }"),
         ];
-        let found = found(&bad);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].contains("low uses high"), "{found:?}");
-        assert!(found[1].contains("high::a uses high::b"), "{found:?}");
+        let findings = found(&bad);
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        assert!(findings[0].contains("low uses high"), "{findings:?}");
+        assert!(findings[1].contains("high::a uses high::b"), "{findings:?}");
     }
 }

@@ -153,10 +153,10 @@ mod tests {
     use super::*;
 
     fn code(text: &str) -> String {
-        let split = split(text);
-        assert_eq!(split.code.len(), text.len());
-        assert_eq!(split.comments.len(), text.len());
-        split.code.split_whitespace().collect::<Vec<_>>().join(" ")
+        let parts = split(text);
+        assert_eq!(parts.code.len(), text.len());
+        assert_eq!(parts.comments.len(), text.len());
+        parts.code.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[test]

@@ -110,18 +110,18 @@ mod tests {
     #[test]
     fn long_functions_are_told_by_name_and_line() {
         let function = |lines| format!("// x\nfn long(\n) {{\n{}}}\n", "f();\n".repeat(lines));
-        let found = |text: &str| functions(&Source::new("a.rs", text, false));
-        assert_eq!(found(&function(FUNCTION_LINES_WARN - 3)), []);
-        let told = found(&function(FUNCTION_LINES_WARN - 2));
-        assert_eq!((told.len(), told[0].line, told[0].warning), (1, 2, true));
-        assert!(told[0].message.starts_with("long is 61 lines"));
-        assert_eq!(found(&format!("impl X {{\n{}}}", function(70))).len(), 1);
-        assert_eq!(found(&format!("#[cfg(test)] mod tests {{\n{}}}", function(70))), []);
+        let lengths_of = |text: &str| functions(&Source::new("a.rs", text, false));
+        assert_eq!(lengths_of(&function(FUNCTION_LINES_WARN - 3)), []);
+        let lengths = lengths_of(&function(FUNCTION_LINES_WARN - 2));
+        assert_eq!((lengths.len(), lengths[0].line, lengths[0].warning), (1, 2, true));
+        assert!(lengths[0].message.starts_with("long is 61 lines"));
+        assert_eq!(lengths_of(&format!("impl X {{\n{}}}", function(70))).len(), 1);
+        assert_eq!(lengths_of(&format!("#[cfg(test)] mod tests {{\n{}}}", function(70))), []);
     }
 
     #[test]
     fn a_folder_of_sixteen_files_fails() {
-        let found = |folder: &str, count: usize| {
+        let findings_of = |folder: &str, count: usize| {
             let sources = (0..count)
                 .map(|n| Source::new(&format!("x/src/{folder}f{n}.rs"), "", false))
                 .collect();
@@ -133,8 +133,8 @@ mod tests {
                 sources,
             })
         };
-        assert_eq!(found("", FOLDER_FILES_MAX), []);
-        let told = found("deep/", FOLDER_FILES_MAX + 1);
-        assert_eq!((told[0].path.as_str(), told[0].warning), ("x/src/deep", false));
+        assert_eq!(findings_of("", FOLDER_FILES_MAX), []);
+        let findings = findings_of("deep/", FOLDER_FILES_MAX + 1);
+        assert_eq!((findings[0].path.as_str(), findings[0].warning), ("x/src/deep", false));
     }
 }

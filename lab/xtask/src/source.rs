@@ -21,15 +21,15 @@ pub struct Source {
 impl Source {
     /// Splits a file. `all_test` says that all of it is a test.
     pub fn new(path: &str, text: &str, all_test: bool) -> Self {
-        let split = scan::split(text);
+        let parts = scan::split(text);
         let starts =
             std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        let tests = if all_test { vec![(0, text.len())] } else { test_items(text, &split.code) };
+        let tests = if all_test { vec![(0, text.len())] } else { test_items(text, &parts.code) };
         Source {
             path: path.to_owned(),
             text: text.to_owned(),
-            code: split.code,
-            comments: split.comments,
+            code: parts.code,
+            comments: parts.comments,
             starts,
             tests,
         }
@@ -99,16 +99,16 @@ fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
 /// Returns whether a `cfg` condition can hold only in tests or shuttle models.
 fn only_in_tests(condition: &str) -> bool {
     let condition = condition.trim();
-    let inside = |name: &str| {
+    let argument = |name: &str| {
         condition
             .strip_prefix(name)
             .map(str::trim)
             .and_then(|rest| rest.strip_prefix('(')?.strip_suffix(')'))
     };
-    if let Some(parts) = inside("all") {
+    if let Some(parts) = argument("all") {
         return arguments(parts).into_iter().any(only_in_tests);
     }
-    if let Some(parts) = inside("any") {
+    if let Some(parts) = argument("any") {
         let parts = arguments(parts);
         return !parts.is_empty() && parts.into_iter().all(only_in_tests);
     }

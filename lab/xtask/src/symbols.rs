@@ -62,29 +62,29 @@ fn version(text: &str) -> Option<(u32, u32)> {
 
 /// Returns what `nm` lists of a newer glibc. A weak symbol may be missing.
 fn newer(path: &str, listing: &str, most: (u32, u32)) -> Vec<Finding> {
-    let wanted = listing.lines().filter_map(|line| {
+    let exports = listing.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let (kind, name) = (words.next()?, words.next()?);
         let (_, its) = name.split_once("@GLIBC_")?;
         (kind == "U" && version(its).is_none_or(|its| its > most)).then_some(name)
     });
     let message = |name| format!("needs {name}, which a glibc {}.{} lacks", most.0, most.1);
-    wanted.map(|name| Finding::error(path, 0, message(name))).collect()
+    exports.map(|name| Finding::error(path, 0, message(name))).collect()
 }
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
-    let done = Command::new(program)
+    let output = Command::new(program)
         .args(arguments)
         .output()
         .with_context(|| format!("can't run {program} (binutils)"))?;
-    if !done.status.success() {
+    if !output.status.success() {
         bail!(
             "{program} {}: {}",
             arguments.join(" "),
-            String::from_utf8_lossy(&done.stderr).trim()
+            String::from_utf8_lossy(&output.stderr).trim()
         );
     }
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Returns the names in the output of `nm`, without their versions.
@@ -108,11 +108,11 @@ fn defined(path: &str, listing: &str) -> Vec<Finding> {
 
 /// Returns the names that the library can't do without.
 fn undefined(path: &str, listing: &str) -> Vec<Finding> {
-    let needed = listing.lines().filter_map(|line| {
+    let imports = listing.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         (words.next()? == "U").then(|| words.next())?
     });
-    needed.map(|name| Finding::error(path, 0, format!("needs {name}: {NEEDS_NOTHING}"))).collect()
+    imports.map(|name| Finding::error(path, 0, format!("needs {name}: {NEEDS_NOTHING}"))).collect()
 }
 
 /// Returns the relocations that only a dynamic linker knows.
@@ -125,8 +125,8 @@ fn relocations(path: &str, listing: &str) -> Vec<Finding> {
 }
 
 fn tls_segment(path: &str, headers: &str) -> Option<Finding> {
-    let found = headers.lines().any(|line| line.split_whitespace().next() == Some("TLS"));
-    found.then(|| {
+    let has_tls = headers.lines().any(|line| line.split_whitespace().next() == Some("TLS"));
+    has_tls.then(|| {
         Finding::error(
             path,
             0,
@@ -153,9 +153,9 @@ mod tests {
         let listing = format!(
             "{CLEAN}                 U __tls_get_addr@GLIBC_2.3\n                 U malloc\n"
         );
-        let found = undefined("x.so", &listing);
-        assert_eq!(found.len(), 2);
-        assert!(found.iter().all(|finding| !finding.warning));
+        let findings = undefined("x.so", &listing);
+        assert_eq!(findings.len(), 2);
+        assert!(findings.iter().all(|finding| !finding.warning));
         assert!(
             tls_segment("x.so", "Program Headers:\n  TLS            0x001d30 0x2d30\n").is_some()
         );
@@ -165,10 +165,11 @@ mod tests {
     fn symbols_for_interposition_are_errors() {
         let own = "00000000000d23b0 T memfold_fold\n";
         assert!(defined("x.so", own).is_empty());
-        let found = defined("x.so", &format!("{own}00000000000d23e0 T mmap\n0000 W ioctl@@V1\n"));
-        assert_eq!(found.len(), 2);
-        assert!(found.iter().all(|finding| !finding.warning));
-        assert!(found[1].message.contains("defines ioctl:"), "{}", found[1].message);
+        let findings =
+            defined("x.so", &format!("{own}00000000000d23e0 T mmap\n0000 W ioctl@@V1\n"));
+        assert_eq!(findings.len(), 2);
+        assert!(findings.iter().all(|finding| !finding.warning));
+        assert!(findings[1].message.contains("defines ioctl:"), "{}", findings[1].message);
     }
 
     #[test]
@@ -197,8 +198,8 @@ mod tests {
     fn a_real_library_is_read_and_a_missing_one_is_an_error() {
         let own = std::env::current_exe().expect("a test has a path");
         // A std program has thread-local storage.
-        let found = check(&own).expect("nm and readelf run");
-        assert!(found.iter().any(|finding| finding.message.contains("TLS segment")));
+        let findings = check(&own).expect("nm and readelf run");
+        assert!(findings.iter().any(|finding| finding.message.contains("TLS segment")));
         assert!(check(Path::new("/nonexistent.so")).is_err());
     }
 }

@@ -57,8 +57,8 @@ fn no_std(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     for offset in scan::words(code, "std").filter(|&offset| !source.in_test(offset)) {
         let path = code[offset + 3..].trim_start().starts_with("::");
-        let named = code[..offset].trim_end();
-        if path || named.ends_with("extern crate") || named.ends_with("use") {
+        let before = code[..offset].trim_end();
+        if path || before.ends_with("extern crate") || before.ends_with("use") {
             let message = "std in an engine crate: use core, alloc or memfold_os (std brings thread-local storage and malloc)";
             findings.push(Finding::error(&source.path, source.line(offset), message));
         }
@@ -74,11 +74,11 @@ fn no_std(source: &Source) -> Vec<Finding> {
 
 fn declares_no_std(lib: &Source) -> Option<Finding> {
     let message = "an engine crate without #![no_std]: add #![cfg_attr(not(test), no_std)]";
-    let declared = lib.code.match_indices("#![").any(|(offset, _)| {
+    let is_declared = lib.code.match_indices("#![").any(|(offset, _)| {
         let end = crate::source::matching(&lib.code, offset + 2);
         scan::words(&lib.code[offset..end], "no_std").next().is_some()
     });
-    (!declared).then(|| Finding::error(&lib.path, 1, message))
+    (!is_declared).then(|| Finding::error(&lib.path, 1, message))
 }
 
 fn unfinished(source: &Source) -> Vec<Finding> {
@@ -177,11 +177,11 @@ mod tests {
 
     #[test]
     fn an_engine_crate_says_that_it_has_no_std() {
-        let declared =
+        let findings_of =
             |text| declares_no_std(&Source::new("engine/engine/src/lib.rs", text, false)).is_none();
-        assert!(declared("#![no_std]"));
-        assert!(declared("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
-        assert!(!declared("// #![no_std]\n#![allow(missing_docs)]"));
+        assert!(findings_of("#![no_std]"));
+        assert!(findings_of("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
+        assert!(!findings_of("// #![no_std]\n#![allow(missing_docs)]"));
     }
 
     #[test]

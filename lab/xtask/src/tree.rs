@@ -72,8 +72,8 @@ impl Tree {
 
 /// Returns the root of this workspace: the directory above `lab/xtask`.
 pub fn root() -> Result<PathBuf> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Ok(here.ancestors().nth(2).context("xtask is not in a room")?.to_owned())
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(directory.ancestors().nth(2).context("xtask is not in a room")?.to_owned())
 }
 
 /// Returns whether a file of a crate is entirely a test, a bench or a fuzz target, by its path in
@@ -150,20 +150,20 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);
     }
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     if path.is_dir() {
         for entry in fs::read_dir(path).with_context(|| format!("can't list {}", path.display()))? {
             let path = entry?.path();
-            let made = ["target", "__pycache__", "fuzz/corpus", ".git"]
+            let is_made = ["target", "__pycache__", "fuzz/corpus", ".git"]
                 .iter()
                 .any(|name| path.ends_with(name));
-            if !made {
-                found.extend(files(&path)?);
+            if !is_made {
+                paths.extend(files(&path)?);
             }
         }
     }
-    found.sort();
-    Ok(found)
+    paths.sort();
+    Ok(paths)
 }
 
 fn relative(root: &Path, path: &Path) -> String {

@@ -37,14 +37,14 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 /// command, or if it fails.
 pub fn help() -> Option<CommandFailure> {
     let mut words = env::args_os().skip(1);
-    let asked = words.next()? == "help" && words.next()? == "bench";
-    asked.then(|| become_benchmarks(std::iter::once("help".into()).chain(words)))
+    let names_bench = words.next()? == "help" && words.next()? == "bench";
+    names_bench.then(|| become_benchmarks(std::iter::once("help".into()).chain(words)))
 }
 
 /// Executes the program beside this one, or else that of PATH, under the name that the user knows.
 fn become_benchmarks(arguments: impl Iterator<Item = OsString>) -> CommandFailure {
-    let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
-    let program = beside.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());
+    let sibling = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
+    let program = sibling.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());
     let error = std::process::Command::new(&program).arg0("memfold bench").args(arguments).exec();
     let text = match error.kind() {
         ErrorKind::NotFound => {

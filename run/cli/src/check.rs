@@ -214,15 +214,15 @@ pub fn command() -> Command {
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     use std::io::Write;
     let (mut text, mut bad) = (String::new(), Vec::new());
-    let killing = delivery::killing_calls();
-    if !killing.is_empty() {
+    let calls = delivery::killing_calls();
+    if !calls.is_empty() {
         // In the other checks the filter would kill this process.
         let (kills, allow) = (delivery::KILLS, delivery::ALLOW);
-        let _ = writeln!(text, "{:<17}NO  {kills} {}", "sandbox", killing.join(", "));
+        let _ = writeln!(text, "{:<17}NO  {kills} {}", "sandbox", calls.join(", "));
         let _ = writeln!(text, "{:<21}fix: {allow}", "");
         bad.push("sandbox");
     }
-    for check in CHECKS.iter().filter(|_| killing.is_empty()) {
+    for check in CHECKS.iter().filter(|_| calls.is_empty()) {
         let answer = match check.probe {
             Tells(tell) => Good(tell(matches)),
             Tests(test) => test(matches),
@@ -236,9 +236,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
             }
         };
         let _ = writeln!(text, "{:<17}{mark}  {}", check.name, printable(&answer));
-        for (word, said) in [("why", check.why), ("fix", check.fix)] {
-            if mark != "ok" && !said.is_empty() {
-                let _ = writeln!(text, "{:<21}{word}: {said}", "");
+        for (word, line) in [("why", check.why), ("fix", check.fix)] {
+            if mark != "ok" && !line.is_empty() {
+                let _ = writeln!(text, "{:<21}{word}: {line}", "");
             }
         }
     }
@@ -311,8 +311,9 @@ fn user(_: &ArgMatches) -> String {
     const CAP_SYS_PTRACE: u64 = 1 << 19;
     let uid = rustix::process::geteuid().as_raw();
     let who = if uid == 0 { "root".to_string() } else { format!("user {uid}") };
-    let held = status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
-    let with = if held & CAP_SYS_PTRACE != 0 { "with" } else { "without" };
+    let capabilities =
+        status("CapEff").and_then(|text| u64::from_str_radix(&text, 16).ok()).unwrap_or(0);
+    let with = if capabilities & CAP_SYS_PTRACE != 0 { "with" } else { "without" };
     format!("{who}, {with} CAP_SYS_PTRACE")
 }
 
@@ -322,13 +323,13 @@ fn sandbox(_: &ArgMatches) -> CheckAnswer {
         Some("2") => "a seccomp filter",
         _ => "seccomp unknown",
     };
-    let refused: Vec<String> = CALLS
+    let refusals: Vec<String> = CALLS
         .iter()
         .filter_map(|call| Some(format!("{} {}", call.name, named(call.refusal()?))))
         .collect();
-    match refused.is_empty() {
+    match refusals.is_empty() {
         true => Good(format!("{mode}; no call of memfold is refused")),
-        false => Less(format!("{mode}; refused: {}", refused.join(", "))),
+        false => Less(format!("{mode}; refused: {}", refusals.join(", "))),
     }
 }
 
@@ -387,14 +388,18 @@ fn features(_: &ArgMatches) -> CheckAnswer {
         (feature::WP_UNPOPULATED, "WP_UNPOPULATED"),
         (feature::SIGBUS, "SIGBUS"),
     ];
-    let Ok(found) = Uffd::probe() else {
+    let Ok(features) = Uffd::probe() else {
         return lacks("unknown, because userfaultfd is unavailable".to_string());
     };
     let of = |there: bool| -> Vec<&str> {
-        NAMES.iter().filter(|(bit, _)| (found & bit != 0) == there).map(|(_, name)| *name).collect()
+        NAMES
+            .iter()
+            .filter(|(bit, _)| (features & bit != 0) == there)
+            .map(|(_, name)| *name)
+            .collect()
     };
     let (has, lacks) = (of(true).join(" "), of(false).join(" "));
-    if found & feature::GATE != feature::GATE {
+    if features & feature::GATE != feature::GATE {
         self::lacks(format!("missing: {lacks}"))
     } else if lacks.is_empty() {
         Good(has)
@@ -535,17 +540,17 @@ fn config(flags: &[OsString]) -> Result<(Config, Option<String>), String> {
 
 fn settings(matches: &ArgMatches) -> CheckAnswer {
     let flags = given(matches);
-    let mut shown: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
+    let mut names: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
     match config(&flags) {
         Ok((_, Some(line))) => {
-            shown.push(format!("({line})").into());
-            Good(shown.join(" "))
+            names.push(format!("({line})").into());
+            Good(names.join(" "))
         }
         Ok((config, None)) => {
             if config.limit_bytes.is_none() && config.resident_bytes.is_none() {
-                shown.push("(without a limit: what the program does not use is folded)".into());
+                names.push("(without a limit: what the program does not use is folded)".into());
             }
-            Good(shown.join(" "))
+            Good(names.join(" "))
         }
         Err(why) => Bad(why),
     }
@@ -555,8 +560,8 @@ fn command_given(matches: &ArgMatches) -> CheckAnswer {
     let arguments: Vec<OsString> =
         matches.get_many(run::COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
     let Some(name) = arguments.first() else { return Good("none given".to_string()) };
-    let found = program::find(name, std::env::var_os("PATH").as_deref(), |_| false);
-    match found.and_then(|path| program::loading(&path, &arguments).map(|_| path)) {
+    let program_path = program::find(name, std::env::var_os("PATH").as_deref(), |_| false);
+    match program_path.and_then(|path| program::loading(&path, &arguments).map(|_| path)) {
         Ok(path) => Good(path.display().to_string()),
         Err(e) => Bad(e.text),
     }
@@ -582,13 +587,13 @@ fn trial(matches: &ArgMatches) -> CheckAnswer {
             Good("`memfold --version` ran under memfold run".to_string())
         }
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said = said
+            let text = String::from_utf8_lossy(&output.stderr);
+            let text = text
                 .lines()
                 .next()
                 .unwrap_or("it printed no message")
                 .trim_start_matches("memfold: ");
-            let answer = format!("{said} ({})", output.status);
+            let answer = format!("{text} ({})", output.status);
             // The text is a warning of a successful run.
             if output.status.success() { Less(answer) } else { Bad(answer) }
         }
@@ -615,8 +620,8 @@ mod tests {
             assert!(newer_than(release).is_empty(), "{release}");
         }
         for release in ["5.13.19", "5.4.0-150-generic", "4.18.0-553.el8_10.x86_64", ""] {
-            let lacking = newer_than(release).join(", ");
-            assert!(lacking.contains("MADV_POPULATE_WRITE (Linux 5.14)"), "{release}: {lacking}");
+            let lack = newer_than(release).join(", ");
+            assert!(lack.contains("MADV_POPULATE_WRITE (Linux 5.14)"), "{release}: {lack}");
         }
     }
 }

@@ -46,14 +46,14 @@ impl RunControl {
         arguments: Vec<OsString>,
         group: Option<GroupRequest>,
     ) -> Result<RunControl, CommandFailure> {
-        let shared = HandOver::new()?;
+        let hand_over = HandOver::new()?;
         // SAFETY: no thread of memfold uses a robust mutex. A failure is ignored. Processes of the
         // run then don't learn that this process has ended, and may write messages that are not
         // read.
-        let _ = unsafe { shared.tables.bounds().run_here() };
+        let _ = unsafe { hand_over.tables.bounds().run_here() };
         let group = group.map(GroupMember::join).transpose()?;
         let (config, start) = (Mutex::new(config), Instant::now());
-        let run = RunControl { shared, config, arguments, start, group };
+        let run = RunControl { shared: hand_over, config, arguments, start, group };
         run.set_bounds(&run.config());
         Ok(run)
     }
@@ -110,7 +110,7 @@ impl RunControl {
                 }
                 one
             });
-        let (unmanaged, unmanaged_bytes) = self.shared.tables.bounds().slotless();
+        let (slotless_processes, unmanaged_bytes) = self.shared.tables.bounds().slotless();
         let sum = RunFigures::sum(&self.shared.tables);
         let curve = LimitCurve::of(&self.shared.tables, &sum);
         json!({
@@ -124,7 +124,7 @@ impl RunControl {
             "codec": config.codec,
             "slowdown": config.slowdown,
             "slowdown_percent": sum.slowdown(),
-            "unmanaged_processes": unmanaged,
+            "unmanaged_processes": slotless_processes,
             "unmanaged_processes_bytes": unmanaged_bytes,
             "processes": processes.collect::<Vec<_>>(),
             "sum": Value::Object(figures(&sum)),

@@ -157,11 +157,11 @@ pub fn killing_calls() -> Vec<&'static str> {
 /// # Errors
 /// 125: the filter kills for a call that this run makes.
 pub fn survives(swaps: bool) -> Result<(), CommandFailure> {
-    let mut killing = killing_calls();
-    killing.retain(|call| *call != probe::RING || swaps);
-    match killing.is_empty() {
+    let mut calls = killing_calls();
+    calls.retain(|call| *call != probe::RING || swaps);
+    match calls.is_empty() {
         true => Ok(()),
-        false => Err(CommandFailure::own(format!("{KILLS} {}. {ALLOW}.", killing.join(", ")))),
+        false => Err(CommandFailure::own(format!("{KILLS} {}. {ALLOW}.", calls.join(", ")))),
     }
 }
 
@@ -200,12 +200,12 @@ mod tests {
                 (0, 0) => "any".to_string(),
                 (major, minor) => format!("{major}.{minor}"),
             };
-            let (uffd, hidden) = (yes(need.with_uffd), yes(need.with_protection));
-            format!("| {} | {linux} | {uffd} | {hidden} |\n", need.what)
+            let (uffd, with_protection) = (yes(need.with_uffd), yes(need.with_protection));
+            format!("| {} | {linux} | {uffd} | {with_protection} |\n", need.what)
         });
         let table = "| what the gate needs | since Linux | with userfaultfd | with page protection |\n|---|---|---|---|\n";
-        let wanted = table.to_string() + &rows.collect::<String>();
-        assert!(text.contains(&wanted), "docs/limits.md lacks\n{wanted}");
+        let table_text = table.to_string() + &rows.collect::<String>();
+        assert!(text.contains(&table_text), "docs/limits.md lacks\n{table_text}");
         let (major, minor) = NEEDS.iter().map(|need| need.linux).max().unwrap();
         let readme = include_str!("../../../README.md");
         assert!(readme.contains(&format!("Linux {major}.{minor} or newer")));

@@ -83,11 +83,11 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let blocks = sample(&inputs, order.bytes())?;
     let (teach, judge) = split(&blocks, order.bytes());
     let mut trial = DictionaryTrial::new(spec, order);
-    let judged = judge.chunks_exact(order.bytes());
-    let off = trial.without(judged.clone());
-    let raw = trial.best(judged.clone(), raw_dictionaries(&teach, order.bytes()));
-    let trained = if spec.name() == "zstd" {
-        trial.best(judged, trained_dictionaries(&teach, order))
+    let samples = judge.chunks_exact(order.bytes());
+    let off = trial.without(samples.clone());
+    let raw = trial.best(samples.clone(), raw_dictionaries(&teach, order.bytes()));
+    let dictionary_result = if spec.name() == "zstd" {
+        trial.best(samples, trained_dictionaries(&teach, order))
     } else {
         None
     };
@@ -106,9 +106,9 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     );
     say!("raw content: {}", show(&raw));
     if spec.name() == "zstd" {
-        say!("trained: {}", show(&trained));
+        say!("trained: {}", show(&dictionary_result));
     }
-    let best = [raw, trained].into_iter().flatten().min_by_key(|(on, _)| *on);
+    let best = [raw, dictionary_result].into_iter().flatten().min_by_key(|(on, _)| *on);
     match best.filter(|(on, _)| SizeComparison { off, on: *on }.wins()) {
         Some((_, dictionary)) => {
             let fail = |e| CommandFailure::own(format!("{}: {e}", out.display()));
@@ -186,10 +186,10 @@ fn sample(inputs: &[&PathBuf], block: usize) -> Result<Vec<u8>, CommandFailure> 
         let step = (bytes.len() / share).max(1);
         whole.step_by(step).take(share / block).for_each(|b| blocks.extend_from_slice(b));
     }
-    let found = blocks.len() / block;
-    if found < BLOCKS_MIN {
+    let count = blocks.len() / block;
+    if count < BLOCKS_MIN {
         return Err(CommandFailure::own(format!(
-            "The inputs have only {found} blocks of {block} bytes. Give files with at least {} of data.",
+            "The inputs have only {count} blocks of {block} bytes. Give files with at least {} of data.",
             memfold_engine::config::Size((BLOCKS_MIN * block) as u64)
         )));
     }

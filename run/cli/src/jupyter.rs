@@ -60,8 +60,8 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         Some(path) => path.clone(),
         None => directory()?,
     };
-    let written = write(&directory, &spec, matches.get_flag("force"))?;
-    say!("{}", written.display());
+    let path = write(&directory, &spec, matches.get_flag("force"))?;
+    say!("{}", path.display());
     Ok(0)
 }
 
@@ -75,13 +75,13 @@ fn read(path: &Path) -> Result<Value, CommandFailure> {
 /// Returns the kernelspec that ipykernel itself installs.
 fn ipykernel(python: Option<&Path>) -> Result<Value, CommandFailure> {
     let python = python.map_or(OsStr::new("python3"), Path::as_os_str);
-    let found = program::find(python, env::var_os("PATH").as_deref(), program::is_wrapper)?;
-    program::loading(&found, &[])?;
+    let path = program::find(python, env::var_os("PATH").as_deref(), program::is_wrapper)?;
+    program::loading(&path, &[])?;
     // The path is absolute but keeps links, because a virtual environment is recognized by its
     // link.
-    let found = std::path::absolute(found).map_err(|e| CommandFailure::own(program::plain(&e)))?;
+    let path = std::path::absolute(path).map_err(|e| CommandFailure::own(program::plain(&e)))?;
     Ok(json!({
-        "argv": [text(&found)?, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "argv": [text(&path)?, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "Python 3",
         "language": "python",
         "metadata": { "debugger": true },

@@ -233,20 +233,21 @@ mod tests {
 
     #[test]
     fn lines_that_are_not_said_are_told_of_once() {
-        let mut said = HashSet::new();
-        let lost = |said: &mut HashSet<String>, count| lost(said, count).map(|line| line.text());
-        assert_eq!(lost(&mut said, 0), None);
-        assert!(lost(&mut said, 3).is_some_and(|line| line.contains("were lost")));
-        assert_eq!(lost(&mut said, 3), None);
-        said.extend((said.len()..REMEMBERED).map(|n| n.to_string()));
+        let mut messages = HashSet::new();
+        let lost_text =
+            |messages: &mut HashSet<String>, count| lost(messages, count).map(|line| line.text());
+        assert_eq!(lost_text(&mut messages, 0), None);
+        assert!(lost_text(&mut messages, 3).is_some_and(|line| line.contains("were lost")));
+        assert_eq!(lost_text(&mut messages, 3), None);
+        messages.extend((messages.len()..REMEMBERED).map(|n| n.to_string()));
         let letter = MailLine { process: 1, last: false, text: "another one".to_string() };
-        assert!(line(&mut said, &letter, 7).is_none());
-        assert!(lost(&mut said, 0).is_some_and(|line| line.contains("are not printed")));
-        assert_eq!(lost(&mut said, 0), None);
+        assert!(line(&mut messages, &letter, 7).is_none());
+        assert!(lost_text(&mut messages, 0).is_some_and(|line| line.contains("are not printed")));
+        assert_eq!(lost_text(&mut messages, 0), None);
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_escaped() {
+    fn control_characters_are_escaped() {
         let letter =
             MailLine { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
         let expected = "memfold: process 1: a\\u{1b}[2J\\r\\nmemfold: b é\n";
@@ -280,10 +281,10 @@ mod tests {
 
     #[test]
     fn warning_prints_once_and_each_process_end_prints() {
-        let mut said = HashSet::new();
+        let mut messages = HashSet::new();
         let mut of = |process, last, text: &str| {
             let letter = MailLine { process, last, text: text.to_string() };
-            line(&mut said, &letter, 7).map(|line| line.text())
+            line(&mut messages, &letter, 7).map(|line| line.text())
         };
         assert_eq!(
             of(8, false, "warning: process 8 is so").as_deref(),

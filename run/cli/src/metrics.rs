@@ -124,7 +124,7 @@ fn reply(stream: &mut TcpStream, status: &str, body: &str) -> io::Result<()> {
 /// Returns the metrics as text.
 fn text() -> String {
     let mut registry = Registry::with_prefix("memfold");
-    registry.register_collector(Box::new(Gathered::now()));
+    registry.register_collector(Box::new(GatheredMetrics::now()));
     let mut text = String::new();
     // Writing to a string can't fail.
     let _ = encode(&mut text, &registry);
@@ -153,13 +153,13 @@ struct TimesMetric {
 
 /// All that was gathered at one moment.
 #[derive(Debug)]
-struct Gathered {
+struct GatheredMetrics {
     metrics: Vec<Metric>,
     times: Vec<TimesMetric>,
 }
 
-impl Gathered {
-    fn now() -> Gathered {
+impl GatheredMetrics {
+    fn now() -> GatheredMetrics {
         let ask = |suffix: &str| -> Vec<Value> {
             let ask = |path: PathBuf| {
                 sockets::ask(&path, &json!({"do": "stat"}), Some(PATIENCE)).ok().flatten()
@@ -167,8 +167,8 @@ impl Gathered {
             // All at once, so that stopped runs cost their patience only once.
             thread::scope(|scope| {
                 let all = sockets::all(suffix).into_iter();
-                let asked: Vec<_> = all.map(|(_, path)| scope.spawn(move || ask(path))).collect();
-                asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
+                let answers: Vec<_> = all.map(|(_, path)| scope.spawn(move || ask(path))).collect();
+                answers.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
             })
         };
         let mut all = vec![Metric {
@@ -181,11 +181,11 @@ impl Gathered {
         all.extend(of_runs(&runs));
         all.extend(of_groups());
         all.extend(of_devices(&ask(sockets::BLK)));
-        Gathered { metrics: all, times: times_of_runs(&runs) }
+        GatheredMetrics { metrics: all, times: times_of_runs(&runs) }
     }
 }
 
-impl Collector for Gathered {
+impl Collector for GatheredMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for times in &self.times {
             let name = &times.name;
@@ -390,14 +390,14 @@ mod tests {
             ("prometheus-alerts.yml", include_str!("../../../contrib/prometheus-alerts.yml"), 6),
         ] {
             let words = text.split(|c| !is_part(c)).filter(|word| word.starts_with("memfold_"));
-            let used: std::collections::BTreeSet<&str> = words.collect();
-            for name in &used {
+            let names_used: std::collections::BTreeSet<&str> = words.collect();
+            for name in &names_used {
                 assert!(
                     names.iter().any(|known| known == name),
                     "contrib/{file}: no metric {name}"
                 );
             }
-            assert!(used.len() >= least, "contrib/{file} uses only {used:?}");
+            assert!(names_used.len() >= least, "contrib/{file} uses only {names_used:?}");
         }
     }
 
@@ -412,7 +412,8 @@ mod tests {
                 .filter_map(|target| target["expr"].as_str())
                 .any(|expr| expr.contains("memfold_"))
         };
-        let shown: Vec<&Value> = panels.iter().filter(|panel| panel["type"] != "row").collect();
-        assert!(shown.len() >= 12 && shown.iter().all(has_query));
+        let panels_shown: Vec<&Value> =
+            panels.iter().filter(|panel| panel["type"] != "row").collect();
+        assert!(panels_shown.len() >= 12 && panels_shown.iter().all(has_query));
     }
 }

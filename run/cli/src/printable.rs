@@ -9,14 +9,14 @@ pub fn printable(text: &str) -> String {
             && !matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
             && !matches!(c, '\u{e0000}'..='\u{e0fff}')
     };
-    let mut shown = String::with_capacity(text.len());
+    let mut text_shown = String::with_capacity(text.len());
     for c in text.chars() {
         match is_plain(c) {
-            true => shown.push(c),
-            false => shown.extend(c.escape_default()),
+            true => text_shown.push(c),
+            false => text_shown.extend(c.escape_default()),
         }
     }
-    shown
+    text_shown
 }
 
 #[cfg(test)]
@@ -25,8 +25,8 @@ mod tests {
 
     #[test]
     fn text_that_would_change_the_terminal_is_escaped() {
-        let shown = printable("a\u{1b}[2J\n\u{202e}b ü 日本");
-        assert_eq!(shown, "a\\u{1b}[2J\\n\\u{202e}b ü 日本");
-        assert_eq!(printable(&shown), shown);
+        let text = printable("a\u{1b}[2J\n\u{202e}b ü 日本");
+        assert_eq!(text, "a\\u{1b}[2J\\n\\u{202e}b ü 日本");
+        assert_eq!(printable(&text), text);
     }
 }

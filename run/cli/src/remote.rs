@@ -56,10 +56,10 @@ static LOG: OnceLock<Arc<Log>> = OnceLock::new();
 /// 125: the flags are invalid, the store can't be used, or there is no place for the socket.
 pub fn start(config: &mut Config, log: &Arc<Log>) -> Result<Option<RemoteService>, CommandFailure> {
     let Some(url) = &config.remote else {
-        for (flag, given) in
+        for (flag, value) in
             [("remote-auth", &config.remote_auth), ("remote-ca", &config.remote_ca)]
         {
-            if given.is_some() {
+            if value.is_some() {
                 return Err(CommandFailure::own(format!(
                     "--{flag}: this flag needs a remote store. Give --remote URL too."
                 )));
@@ -107,12 +107,12 @@ impl RemoteService {
         expiry_s: u32,
         log: &Arc<Log>,
     ) -> Result<RemoteService, String> {
-        let starting = |e: io::Error| format!("starting its service failed: {}", plain(&e));
-        let (line, its) = UnixStream::pair().map_err(starting)?;
+        let failure = |e: io::Error| format!("starting its service failed: {}", plain(&e));
+        let (line, its) = UnixStream::pair().map_err(failure)?;
         // SAFETY: this process has one thread, so no lock is held in the child, which may call
         // anything.
         let pid = match unsafe { libc::fork() } {
-            -1 => return Err(starting(io::Error::last_os_error())),
+            -1 => return Err(failure(io::Error::last_os_error())),
             0 => {
                 drop(line);
                 let _ = LOG.set(log.clone());
@@ -127,9 +127,9 @@ impl RemoteService {
         };
         drop(its);
         let mut remote = RemoteService { pid, line, expiry_s };
-        let mut said = String::new();
-        BufReader::new(&mut remote.line).read_line(&mut said).map_err(starting)?;
-        match said.as_str() {
+        let mut answer = String::new();
+        BufReader::new(&mut remote.line).read_line(&mut answer).map_err(failure)?;
+        match answer.as_str() {
             DONE => Ok(remote),
             "" => Err("its service ended as soon as it was started".to_string()),
             why => Err(why.trim_end().to_string()),
@@ -141,7 +141,7 @@ impl RemoteService {
     /// # Errors
     /// One line: objects may be left in the store.
     pub fn end(&mut self) -> Result<(), String> {
-        let gone = |why: &str| {
+        let failure = |why: &str| {
             format!(
                 "the service {why}. Objects that are left in the store expire {} s after their last refresh.",
                 self.expiry_s
@@ -155,15 +155,15 @@ impl RemoteService {
         // SAFETY: the process is a child that was not waited for, so the number is its own. It may
         // be stopped, so it is continued.
         unsafe { libc::kill(self.pid, libc::SIGCONT) };
-        let mut said = String::new();
-        let result = match self.line.read_to_string(&mut said).map(|_| said.as_str()) {
+        let mut answer = String::new();
+        let result = match self.line.read_to_string(&mut answer).map(|_| answer.as_str()) {
             Ok(DONE) => Ok(()),
-            Ok("") => Err(gone("was killed")),
+            Ok("") => Err(failure("was killed")),
             Ok(why) => Err(why.trim_end().to_string()),
             Err(_) => {
                 // SAFETY: the process is a child that was not waited for, so the number is its own.
                 unsafe { libc::kill(self.pid, libc::SIGKILL) };
-                Err(gone("did not end in time"))
+                Err(failure("did not end in time"))
             }
         };
         // SAFETY: the status pointer may be null, and nothing else waits for this child.
@@ -183,7 +183,7 @@ impl Drop for RemoteService {
 /// is closed, and reports the result of the end.
 fn serve(settings: StoreSettings, path: &Path, mut line: UnixStream) -> ! {
     set_apart();
-    let said = match Service::start(settings, path) {
+    let answer = match Service::start(settings, path) {
         Ok(service) => {
             if line.write_all(DONE.as_bytes()).is_ok() {
                 let _ = line.read(&mut [0]);
@@ -192,7 +192,7 @@ fn serve(settings: StoreSettings, path: &Path, mut line: UnixStream) -> ! {
         }
         Err(why) => Err(why),
     };
-    let _ = line.write_all(said.map_or_else(|why| why + "\n", |()| DONE.to_string()).as_bytes());
+    let _ = line.write_all(answer.map_or_else(|why| why + "\n", |()| DONE.to_string()).as_bytes());
     std::process::exit(0)
 }
 

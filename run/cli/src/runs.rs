@@ -92,7 +92,7 @@ fn group_of(matches: &ArgMatches) -> Option<&str> {
 /// # Errors
 /// 125: stdout can't be written.
 pub fn list() -> Result<u8, CommandFailure> {
-    let sized =
+    let size_of =
         |value: &Value| value.as_u64().map_or("none".to_string(), |bytes| Size(bytes).to_string());
     say!(
         "{:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8}  COMMAND",
@@ -116,8 +116,8 @@ pub fn list() -> Result<u8, CommandFailure> {
         };
         say!(
             "{run:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5} {:>8.0}  {}",
-            sized(&about["limit_bytes"]),
-            sized(&about["resident_limit_bytes"]),
+            size_of(&about["limit_bytes"]),
+            size_of(&about["resident_limit_bytes"]),
             Size(uncompressed(&about) + number(&about, "unmanaged_processes_bytes")).to_string(),
             Size(sum(&about, "folded_bytes")).to_string(),
             Size(sum(&about, "pool_bytes")).to_string(),
@@ -196,8 +196,8 @@ fn gains(about: &Value) -> String {
     let [idle, waking] = ["idle_ns", "waking_ns"].map(|name| sum(about, name));
     let cost = cost(about["slowdown_percent"].as_f64(), slowdown, idle, waking);
     let takes = ["pool_bytes", "index_bytes", "frame_bytes"].map(|name| sum(about, name));
-    let saved = sum(about, "folded_bytes").saturating_sub(takes.iter().sum());
-    format!("{cost}, {} saved now", Size(saved))
+    let saved_bytes = sum(about, "folded_bytes").saturating_sub(takes.iter().sum());
+    format!("{cost}, {} saved now", Size(saved_bytes))
 }
 
 /// A column of `memfold stat`.
@@ -356,9 +356,9 @@ fn uncompressed(about: &Value) -> u64 {
 /// has a part.
 pub fn counted(process: &Value) -> [u64; 2] {
     let of = |name: &str| process[name].as_u64().unwrap_or(0);
-    let uncompressed = of("resident_bytes") + of("frame_bytes") + of("unmanaged_bytes");
-    let compressed = of("pool_bytes") + of("index_bytes");
-    [uncompressed.saturating_sub(of("shared_bytes")), compressed]
+    let plain_bytes = of("resident_bytes") + of("frame_bytes") + of("unmanaged_bytes");
+    let compressed_bytes = of("pool_bytes") + of("index_bytes");
+    [plain_bytes.saturating_sub(of("shared_bytes")), compressed_bytes]
 }
 
 /// Returns the bounds in the answer of a run.
@@ -407,9 +407,9 @@ mod tests {
     fn usage_explains_every_column_of_stat() {
         let document = include_str!("../../../docs/usage.md");
         for column in &STAT_COLUMNS {
-            let shown = [format!("| `{}`", column.title), format!(", `{}`", column.title)];
+            let mentions = [format!("| `{}`", column.title), format!(", `{}`", column.title)];
             assert!(
-                shown.iter().any(|shown| document.contains(shown)),
+                mentions.iter().any(|mention| document.contains(mention)),
                 "docs/usage.md does not explain {}",
                 column.title
             );

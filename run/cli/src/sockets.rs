@@ -39,8 +39,8 @@ pub fn own_user() -> u32 {
 pub fn directories() -> Vec<PathBuf> {
     let runtime =
         env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let shared = PathBuf::from(format!("/tmp/memfold-{}", own_user()));
-    runtime.map(|path| path.join("memfold")).into_iter().chain([shared]).collect()
+    let directory = PathBuf::from(format!("/tmp/memfold-{}", own_user()));
+    runtime.map(|path| path.join("memfold")).into_iter().chain([directory]).collect()
 }
 
 /// Returns whether a directory belongs to this user and is closed to all other users, so that only
@@ -57,10 +57,10 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     let to = (&raw mut peer).cast();
     // SAFETY: the kernel writes at most `len` bytes to `peer`, which is that long, and the new
     // length to `len`.
-    let done = unsafe {
+    let code = unsafe {
         libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut len)
     };
-    if done == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
+    if code == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Makes a socket of this process, in the first usable directory. It gets its name only once it
@@ -96,11 +96,11 @@ fn named(directory: &Path, e: &io::Error) -> io::Error {
 fn listen_in(directory: &Path, suffix: &str) -> io::Result<(UnixListener, PathBuf)> {
     make(directory)?;
     let own = std::process::id();
-    let (hidden, path) =
+    let (hidden_path, path) =
         (directory.join(format!(".{own}")), directory.join(format!("{own}{suffix}")));
-    let _ = fs::remove_file(&hidden);
-    let listener = UnixListener::bind(&hidden)?;
-    fs::rename(&hidden, &path)?;
+    let _ = fs::remove_file(&hidden_path);
+    let listener = UnixListener::bind(&hidden_path)?;
+    fs::rename(&hidden_path, &path)?;
     Ok((listener, path))
 }
 
@@ -126,7 +126,7 @@ pub fn path_of(name: &str) -> io::Result<PathBuf> {
 /// Returns the sockets of this user with this suffix, each as the ID of the process that serves it
 /// and its path.
 pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
-    let mut found = Vec::new();
+    let mut sockets = Vec::new();
     for directory in directories().into_iter().filter(|directory| is_own(directory)) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -134,12 +134,12 @@ pub fn all(suffix: &str) -> Vec<(u32, PathBuf)> {
                 .to_str()
                 .and_then(|name| name.strip_suffix(suffix))
                 .and_then(|pid| pid.parse().ok());
-            found.extend(number.map(|pid| (pid, entry.path())));
+            sockets.extend(number.map(|pid| (pid, entry.path())));
         }
     }
-    found.sort();
-    found.dedup_by_key(|run| run.0);
-    found
+    sockets.sort();
+    sockets.dedup_by_key(|run| run.0);
+    sockets
 }
 
 /// Connects to a run. Returns `None` if it has ended without removing its socket, and removes it.
@@ -253,16 +253,16 @@ mod tests {
         let (listener, path) = listen_in(&base, RUN).unwrap();
         // SAFETY: the call takes no memory. The descriptor is that of a listening socket.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
-        let mut waiting = Vec::new();
+        let mut streams = Vec::new();
         let full = loop {
             match connect(&path) {
-                Ok(stream) => waiting.push(stream.unwrap()),
+                Ok(stream) => streams.push(stream.unwrap()),
                 Err(e) => break e,
             }
         };
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        let asked = ask(&path, &Value::Null, None);
-        assert!(asked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock) && path.exists());
+        let answer = ask(&path, &Value::Null, None);
+        assert!(answer.is_err_and(|e| e.kind() == ErrorKind::WouldBlock) && path.exists());
         fs::remove_dir_all(&base).unwrap();
     }
 

@@ -47,8 +47,8 @@ fn copies_are_those_of_single_bytes() {
         let result = unsafe { memcpy(to[b..].as_mut_ptr().cast(), from[a..].as_ptr().cast(), len) };
         assert!(to.iter().eq(&expected) && result == to[b..].as_mut_ptr().cast(), "{a} {b} {len}");
         // Source and destination overlap.
-        let moved: Vec<u8> = (0..len).map(|n| to[a + n]).collect();
-        (0..len).for_each(|n| expected[b + n] = moved[n]);
+        let bytes: Vec<u8> = (0..len).map(|n| to[a + n]).collect();
+        (0..len).for_each(|n| expected[b + n] = bytes[n]);
         // SAFETY: both ranges lie within the buffer.
         unsafe { memmove(to.as_mut_ptr().add(b).cast(), to.as_ptr().add(a).cast(), len) };
         assert!(to.iter().eq(&expected), "within itself: {a} {b} {len}");
@@ -66,9 +66,9 @@ fn filling_and_comparing_are_those_of_single_bytes() {
         let result = unsafe { memset(to[b..].as_mut_ptr().cast(), byte.into(), len) };
         assert!(to.iter().eq(&expected) && result == to[b..].as_mut_ptr().cast(), "{b} {len}");
         let other = (0..len).map(|n| to[a + n]).collect::<Vec<u8>>();
-        let mut changed = other.clone();
+        let mut copy = other.clone();
         for at in [0, len / 2, len.saturating_sub(1)] {
-            let compared = |changed: &[u8]| {
+            let comparison = |changed: &[u8]| {
                 // SAFETY: all ranges lie within their buffers.
                 let (order, differ) = unsafe {
                     let (a, b) = (changed.as_ptr().cast(), other.as_ptr().cast());
@@ -76,11 +76,11 @@ fn filling_and_comparing_are_those_of_single_bytes() {
                 };
                 (order.signum(), differ != 0)
             };
-            assert_eq!(compared(&changed), (0, false));
+            assert_eq!(comparison(&copy), (0, false));
             if at < len && other[at] > 0 {
-                changed[at] = random.below(other[at].into()) as u8;
-                assert_eq!(compared(&changed), (-1, true), "{at} of {len}");
-                changed[at] = other[at];
+                copy[at] = random.below(other[at].into()) as u8;
+                assert_eq!(comparison(&copy), (-1, true), "{at} of {len}");
+                copy[at] = other[at];
             }
         }
     }

@@ -9,12 +9,12 @@ use memfold_gate::{
     NoHoldRoom, NoServer, NoThreads, OtherProcess, PageKeeper,
 };
 
-struct Counting;
+struct CountingKeeper;
 
 static KEEPER: Keeper = Keeper {
-    holds: &Counting,
-    pages: &Counting,
-    life: &Counting,
+    holds: &CountingKeeper,
+    pages: &CountingKeeper,
+    life: &CountingKeeper,
     children: &NoServer,
     rights: &AnyRights,
     threads: &NoThreads,
@@ -24,7 +24,7 @@ static CHANGES: AtomicUsize = AtomicUsize::new(0);
 static COPIES: AtomicUsize = AtomicUsize::new(0);
 static TO: AtomicI32 = AtomicI32::new(-1);
 
-impl HoldKeeper for Counting {
+impl HoldKeeper for CountingKeeper {
     fn concerns(&self, _start: usize, _len: usize) -> bool {
         true
     }
@@ -68,7 +68,7 @@ impl HoldKeeper for Counting {
     fn refused(&self, _nr: usize, _name: &str, _words: &[usize]) {}
 }
 
-impl PageKeeper for Counting {
+impl PageKeeper for CountingKeeper {
     fn hides(&self) -> bool {
         false
     }
@@ -96,7 +96,7 @@ impl PageKeeper for Counting {
     }
 }
 
-impl LifeKeeper for Counting {
+impl LifeKeeper for CountingKeeper {
     fn expect_copy(&self) {}
 
     fn begin_copy(&self) {
@@ -127,11 +127,11 @@ fn say() {
     let mut text = [b' '; 64];
     let counts = [&CONCERNS, &CHANGES, &COPIES];
     for (at, count) in counts.iter().enumerate() {
-        let (mut left, mut to) = (count.load(Relaxed), at * 20 + 19);
+        let (mut rest, mut to) = (count.load(Relaxed), at * 20 + 19);
         loop {
-            text[to] = b'0' + (left % 10) as u8;
-            (left, to) = (left / 10, to - 1);
-            if left == 0 {
+            text[to] = b'0' + (rest % 10) as u8;
+            (rest, to) = (rest / 10, to - 1);
+            if rest == 0 {
                 break;
             }
         }

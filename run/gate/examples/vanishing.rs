@@ -33,7 +33,7 @@ const UFFDIO_ZEROPAGE: usize = 0xc020_aa04;
 const UFFDIO_MOVE: usize = 0xc028_aa05;
 
 #[derive(Copy, Clone)]
-struct Area {
+struct HiddenArea {
     start: usize,
     len: usize,
     shadow: usize,
@@ -63,14 +63,14 @@ impl Held {
 }
 
 struct State {
-    areas: [Area; AREAS],
+    areas: [HiddenArea; AREAS],
     is_taken: [bool; HOLDS],
     holds: [Held; HOLDS],
     random: u64,
 }
 
 static STATE: StaticMutex<State> = StaticMutex::new(State {
-    areas: [Area { start: 0, len: 0, shadow: 0 }; AREAS],
+    areas: [HiddenArea { start: 0, len: 0, shadow: 0 }; AREAS],
     is_taken: [false; HOLDS],
     holds: [Held::NONE; HOLDS],
     random: 0x9e37_79b9_7f4a_7c15,
@@ -121,12 +121,13 @@ impl State {
                 return;
             }
         }
-        *free = Area { start, len, shadow };
+        *free = HiddenArea { start, len, shadow };
     }
 
     /// Brings an area back for good.
     fn drop_area(&mut self, at: usize) {
-        let area = core::mem::replace(&mut self.areas[at], Area { start: 0, len: 0, shadow: 0 });
+        let area =
+            core::mem::replace(&mut self.areas[at], HiddenArea { start: 0, len: 0, shadow: 0 });
         for offset in (0..area.len).step_by(PAGE) {
             move_page(area.start + offset, area.shadow + offset);
         }
@@ -148,18 +149,18 @@ impl State {
 
     fn is_held(&self, page: usize) -> bool {
         let is_here = |span: &NamedSpan| span.start < page + PAGE && page < span.start + span.len;
-        let taken = self.holds.iter().zip(&self.is_taken).filter(|(_, is_taken)| **is_taken);
-        taken.into_iter().any(|(held, _)| held.count > SPANS || held.as_slice().iter().any(is_here))
+        let holds = self.holds.iter().zip(&self.is_taken).filter(|(_, is_taken)| **is_taken);
+        holds.into_iter().any(|(hold, _)| hold.count > SPANS || hold.as_slice().iter().any(is_here))
     }
 
     /// Takes some pages away.
     fn take(&mut self) {
-        let used = self.areas.iter().rposition(|area| area.len > 0).map_or(0, |last| last + 1);
-        for _ in 0..if used > 0 { BATCH } else { 0 } {
+        let count = self.areas.iter().rposition(|area| area.len > 0).map_or(0, |last| last + 1);
+        for _ in 0..if count > 0 { BATCH } else { 0 } {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
             self.random ^= self.random << 17;
-            let area = self.areas[self.random as usize % used];
+            let area = self.areas[self.random as usize % count];
             if area.len == 0 {
                 continue;
             }
@@ -173,8 +174,8 @@ impl State {
     }
 
     fn bring(&mut self, page: usize) -> bool {
-        let inside = |area: &&Area| page.wrapping_sub(area.start) < area.len;
-        let Some(area) = self.areas.iter().find(inside) else {
+        let contains = |area: &&HiddenArea| page.wrapping_sub(area.start) < area.len;
+        let Some(area) = self.areas.iter().find(contains) else {
             // All of it was brought back before this fault's turn came, and a page that was never
             // there is the kernel's to make.
             return is_mapped(page);
@@ -210,20 +211,20 @@ impl HoldKeeper for Vanishing {
         _thread: usize,
         touch: fn(usize, bool) -> Result<(), BadAddress>,
     ) -> Result<Option<KeeperHold>, NoHoldRoom> {
-        let mut held = Held::NONE;
+        let mut spans = Held::NONE;
         // What it reads may be away.
-        names(&mut |span| held.push(span));
+        names(&mut |span| spans.push(span));
         let place = {
             let mut state = STATE.lock();
             state.take();
             let place = state.is_taken.iter().position(|is_taken| !is_taken).expect("a place");
             state.is_taken[place] = true;
-            state.holds[place].count = held.count;
-            let count = held.as_slice().len();
-            state.holds[place].spans[..count].copy_from_slice(held.as_slice());
+            state.holds[place].count = spans.count;
+            let count = spans.as_slice().len();
+            state.holds[place].spans[..count].copy_from_slice(spans.as_slice());
             place
         };
-        for span in held.as_slice() {
+        for span in spans.as_slice() {
             let mut at = span.start;
             while at < span.start + span.len {
                 if touch(at, span.write).is_err() {
@@ -285,24 +286,24 @@ impl PageKeeper for Vanishing {
             }
             _ => state.drop_overlapping(args[0], args[1]),
         }
-        let made = make(args);
-        let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let refused = libc::MAP_GROWSDOWN
+        let result = make(args);
+        let plain_flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let refused_flags = libc::MAP_GROWSDOWN
             | libc::MAP_HUGETLB
             | libc::MAP_STACK
             | libc::MAP_LOCKED
             | libc::MAP_SHARED;
         if nr as i64 == libc::SYS_mmap
-            && made > 0
-            && args[3] as i32 & (plain | refused) == plain
+            && result > 0
+            && args[3] as i32 & (plain_flags | refused_flags) == plain_flags
             && args[2] as i32 == libc::PROT_READ | libc::PROT_WRITE
             && (AREA_MIN..=AREA_MAX).contains(&args[1])
             && UFFD.load(Relaxed) >= 0
         {
-            state.add(made as usize, args[1].next_multiple_of(PAGE));
+            state.add(result as usize, args[1].next_multiple_of(PAGE));
         }
         state.take();
-        made
+        result
     }
 
     fn never_fold(&self, start: usize, len: usize) {
@@ -399,11 +400,11 @@ static CONSTRUCT: extern "C" fn(c_int, *const *const c_char, *const *const c_cha
 fn said() -> [u8; 40] {
     let mut text = *b"taken            brought               \n";
     for (count, end) in [(&TAKEN, 15), (&BROUGHT, 36)] {
-        let (mut left, mut at) = (count.load(Relaxed), end);
+        let (mut rest, mut at) = (count.load(Relaxed), end);
         loop {
-            text[at] = b'0' + (left % 10) as u8;
-            (left, at) = (left / 10, at - 1);
-            if left == 0 {
+            text[at] = b'0' + (rest % 10) as u8;
+            (rest, at) = (rest / 10, at - 1);
+            if rest == 0 {
                 break;
             }
         }

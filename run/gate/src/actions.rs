@@ -65,9 +65,9 @@ impl SignalActions {
 
     /// Keeps a signal, unless one with the same number is kept already.
     pub fn keep_sent(&self, info: &SignalInfo) {
-        let mut locked = self.locked.lock();
+        let mut state = self.locked.lock();
         if self.sent() & bit(info.signal) == 0 {
-            locked.sent[info.signal as usize] = *info;
+            state.sent[info.signal as usize] = *info;
             self.sent.fetch_or(bit(info.signal), SeqCst);
         }
     }
@@ -77,10 +77,10 @@ impl SignalActions {
         if self.sent() & set == 0 {
             return None;
         }
-        let locked = self.locked.lock();
+        let state = self.locked.lock();
         let signal = (1..SENT as i32).find(|signal| self.sent() & set & bit(*signal) != 0)?;
         self.sent.fetch_and(!bit(signal), SeqCst);
-        Some(locked.sent[signal as usize])
+        Some(state.sent[signal as usize])
     }
 
     /// Forgets all kept signals. A forked child starts without any.

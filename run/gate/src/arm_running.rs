@@ -204,20 +204,20 @@ fn call_all() -> Result<(), WhyNot> {
 /// Reads the list of threads until all of them have arrived. One read may miss a thread while
 /// another ends. So the list must also have as many threads as the process.
 fn wait_for_all() -> Result<(), WhyNot> {
-    let begun = now_ns();
-    let (mut asked, mut count) = (begun, 0);
+    let start_ns = now_ns();
+    let (mut last_signal_ns, mut count) = (start_ns, 0);
     loop {
         let now = now_ns();
-        let asks = now - asked > ASK_NS;
+        let asks = now - last_signal_ns > ASK_NS;
         if asks {
-            asked = now;
+            last_signal_ns = now;
         }
-        let (listed, missing) = look(&mut count, asks)?;
+        let (listed_threads, missing_threads) = look(&mut count, asks)?;
         // Threads that have arrived don't end, so each thread of the process is one of them.
-        if missing == 0 && thread_count() == Some(listed) {
+        if missing_threads == 0 && thread_count() == Some(listed_threads) {
             return Ok(());
         }
-        if now - begun > WAIT_NS {
+        if now - start_ns > WAIT_NS {
             return Err(WhyNot::Unreachable);
         }
         sleep_ns(LOOK_NS);
@@ -229,10 +229,10 @@ fn wait_for_all() -> Result<(), WhyNot> {
 /// increased. With `asks`, missing threads are checked for being zombies and are sent the signal
 /// again.
 fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
-    let (mut listed, mut missing, mut refused) = (0, 0, None);
+    let (mut listed_threads, mut missing_threads, mut refusal) = (0, 0, None);
     let (round, own, mut has_own) = (ROUND.load(SeqCst), thread_id(), false);
     each_thread(|thread| {
-        listed += 1;
+        listed_threads += 1;
         if thread == own {
             has_own = true;
             return;
@@ -242,11 +242,11 @@ fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
         let entry = called(at);
         if known.is_none() {
             if at == CALLED_MAX - 1 {
-                refused = Some(WhyNot::NoMemory);
+                refusal = Some(WhyNot::NoMemory);
                 return;
             }
             let Some(record) = GateThread::take() else {
-                refused = Some(WhyNot::NoMemory);
+                refusal = Some(WhyNot::NoMemory);
                 return;
             };
             entry.record.store(&raw const *record as usize, SeqCst);
@@ -259,17 +259,17 @@ fn look(count: &mut usize, asks: bool) -> Result<(usize, usize), WhyNot> {
             CALLED if asks && is_zombie(thread) => entry.give_up(round, ZOMBIE),
             // A known number may be that of a new thread, after the thread that had it has ended.
             CALLED if asks || known.is_none() => call(thread, at),
-            NO_DISPATCH => refused = Some(WhyNot::NoDispatch(Errno::PERM)),
+            NO_DISPATCH => refusal = Some(WhyNot::NoDispatch(Errno::PERM)),
             _ => {}
         }
-        missing += usize::from(matches!(entry.state(), CALLED | CAME));
+        missing_threads += usize::from(matches!(entry.state(), CALLED | CAME));
     })
     .map_err(|_| WhyNot::Unreachable)?;
     if !has_own {
         // /proc shows the threads by their numbers in another namespace.
         return Err(WhyNot::Unreachable);
     }
-    refused.map_or(Ok((listed, missing)), Err)
+    refusal.map_or(Ok((listed_threads, missing_threads)), Err)
 }
 
 /// Lets all threads in the handler continue, armed or as they were. Waits until each of them has
@@ -330,11 +330,11 @@ unsafe extern "C" fn on_call(signal: i32, info: *const SignalInfo, context: *mut
     // SAFETY: the kernel wrote the context for this handler. The slot belongs to this thread, and its
     // stack is empty.
     let copy = unsafe { copy_context(context, &record.stack()) };
-    let arrived = ArrivedThread { record, round, at, copy: &raw mut *copy };
-    let top = (arrived.copy as usize - BELOW_COPY) & !15;
-    // SAFETY: no other code uses the slot's stack, and the copy lies above `top`. `arrived` stays
+    let arrival = ArrivedThread { record, round, at, copy: &raw mut *copy };
+    let top = (arrival.copy as usize - BELOW_COPY) & !15;
+    // SAFETY: no other code uses the slot's stack, and the copy lies above `top`. `arrival` stays
     // until `wait` has returned, or for good if it doesn't.
-    unsafe { on_stack(top, wait, &raw const arrived as usize) };
+    unsafe { on_stack(top, wait, &raw const arrival as usize) };
     // The thread runs on its own stack again, so it can give up the slot's.
     let _ = set_alternate(&context.stack);
     record.give_back();
@@ -393,6 +393,6 @@ unsafe extern "C" fn wait(arrived: usize) {
 /// Returns whether a thread has ended and only its number is left.
 fn is_zombie(thread: u32) -> bool {
     let mut stat = [0u8; 512];
-    let read = memfold_os::thread::read_stat(thread, &mut stat);
-    read.is_some_and(|len| matches!(stat_field(&stat[..len], 3), Some("Z" | "X")))
+    let outcome = memfold_os::thread::read_stat(thread, &mut stat);
+    outcome.is_some_and(|len| matches!(stat_field(&stat[..len], 3), Some("Z" | "X")))
 }

@@ -157,11 +157,11 @@ mod tests {
         assert_eq!(CallStage::of(entry::leave_again(), true), CallStage::Leaving);
         assert_eq!(CallStage::of(patched::look_again(), true), CallStage::LookingBack);
         assert_eq!(CallStage::of(patched::entry(), false), CallStage::Coming);
-        let here = signal_sends_thread_back_to_its_look as *const () as usize;
+        let address = signal_sends_thread_back_to_its_look as *const () as usize;
         assert_eq!(
-            (CallStage::of(here, true), CallStage::of(here, false)),
+            (CallStage::of(address, true), CallStage::of(address, false)),
             (CallStage::Working, CallStage::Program)
         );
-        assert_eq!(CallStage::Working.interrupted(here, 7), (here, 7));
+        assert_eq!(CallStage::Working.interrupted(address, 7), (address, 7));
     }
 }

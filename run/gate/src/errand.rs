@@ -99,10 +99,10 @@ impl VforkErrand {
     /// `is_over` returns true, or when the task has died. It polls, because no event covers all
     /// three.
     pub fn ask(&self, is_over: &dyn Fn() -> bool) {
-        let asked = self.state.load(SeqCst) & !KIND | ASKED;
-        self.state.store(asked, SeqCst);
+        let word = self.state.load(SeqCst) & !KIND | ASKED;
+        self.state.store(word, SeqCst);
         wake(&self.state);
-        while self.state.load(SeqCst) == asked && !is_over() {
+        while self.state.load(SeqCst) == word && !is_over() {
             yield_now();
         }
     }
@@ -169,46 +169,47 @@ mod tests {
 
     #[test]
     fn task_makes_its_call_in_the_middle_of_its_errand() {
-        let (errand, done, made) = (errand(), AtomicBool::new(false), AtomicU32::new(0));
+        let (errand, is_done, result) = (errand(), AtomicBool::new(false), AtomicU32::new(0));
         scope(|s| {
-            s.spawn(|| serve_one(&errand, &done));
+            s.spawn(|| serve_one(&errand, &is_done));
             let mut what = || {
-                assert_eq!(made.load(SeqCst), 0);
+                assert_eq!(result.load(SeqCst), 0);
                 errand.ask(&|| false);
-                assert_eq!(made.swap(2, SeqCst), 1);
-                done.store(true, SeqCst);
+                assert_eq!(result.swap(2, SeqCst), 1);
+                is_done.store(true, SeqCst);
             };
             let mut what: &mut dyn FnMut() = &mut what;
-            assert!(errand.post(&raw mut what as usize, &SERVER, &mut || made.store(1, SeqCst)));
+            assert!(errand.post(&raw mut what as usize, &SERVER, &mut || result.store(1, SeqCst)));
         });
-        assert_eq!((made.load(SeqCst), errand.state.load(SeqCst)), (2, NONE));
+        assert_eq!((result.load(SeqCst), errand.state.load(SeqCst)), (2, NONE));
     }
 
     /// Tests that an errand whose task doesn't make its call goes on. With `is_gone` the parent
     /// gives the task up. Otherwise the serving thread stops waiting.
     fn goes_on_without_the_call(is_gone: bool) {
-        let (errand, done, begun) = (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
+        let (errand, is_done, has_begun) =
+            (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
         let (end, ends) = channel::<()>();
         scope(|s| {
-            s.spawn(move || serve_one(errand, done));
+            s.spawn(move || serve_one(errand, is_done));
             s.spawn(move || {
                 let mut what = || {
-                    errand.ask(&|| !is_gone && begun.load(SeqCst));
-                    done.store(true, SeqCst);
+                    errand.ask(&|| !is_gone && has_begun.load(SeqCst));
+                    is_done.store(true, SeqCst);
                 };
                 let mut what: &mut dyn FnMut() = &mut what;
                 assert!(errand.post(&raw mut what as usize, &SERVER, &mut || {
-                    begun.store(true, SeqCst);
+                    has_begun.store(true, SeqCst);
                     ends.recv().unwrap();
                 }));
             });
-            while is_gone && !begun.load(SeqCst) {
+            while is_gone && !has_begun.load(SeqCst) {
                 yield_now();
             }
             if is_gone {
                 errand.finish();
             }
-            while !done.load(SeqCst) {
+            while !is_done.load(SeqCst) {
                 yield_now();
             }
             end.send(()).unwrap();
@@ -230,22 +231,23 @@ mod tests {
     fn errand_of_an_ended_process_is_given_up() {
         static LIFE: AtomicU32 = AtomicU32::new(7);
         let server = ErrandServer { ring: || {}, life: || LIFE.load(SeqCst) };
-        let (errand, begun, end) = (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
+        let (errand, has_begun, end) =
+            (&errand(), &AtomicBool::new(false), &AtomicBool::new(false));
         scope(|s| {
             let mut what = || {
-                begun.store(true, SeqCst);
+                has_begun.store(true, SeqCst);
                 while !end.load(SeqCst) {
                     yield_now();
                 }
             };
             // The thread that has begun the errand never ends it in time, as if it were killed.
             s.spawn(|| {
-                while !begun.load(SeqCst) {
+                while !has_begun.load(SeqCst) {
                     errand.serve(7);
                 }
             });
             s.spawn(|| {
-                while !begun.load(SeqCst) {
+                while !has_begun.load(SeqCst) {
                     yield_now();
                 }
                 LIFE.store(0, SeqCst);
@@ -263,17 +265,17 @@ mod tests {
         static LIFE: AtomicU32 = AtomicU32::new(7);
         // Another process has taken over when the task looks for the first time.
         let server = ErrandServer { ring: || LIFE.store(8, SeqCst), life: || LIFE.load(SeqCst) };
-        let (errand, done) = (&errand(), &AtomicBool::new(false));
+        let (errand, is_done) = (&errand(), &AtomicBool::new(false));
         scope(|s| {
             s.spawn(|| {
-                while !done.load(SeqCst) {
+                while !is_done.load(SeqCst) {
                     errand.serve(8);
                 }
             });
-            let mut what = || done.store(true, SeqCst);
+            let mut what = || is_done.store(true, SeqCst);
             let mut what: &mut dyn FnMut() = &mut what;
             assert!(errand.post(&raw mut what as usize, &server, &mut || {}));
         });
-        assert!(done.load(SeqCst));
+        assert!(is_done.load(SeqCst));
     }
 }

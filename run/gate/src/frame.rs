@@ -387,14 +387,14 @@ mod tests {
         const SI_TKILL: i32 = -6;
         for code in [0, SI_TKILL, SI_KERNEL, -1, -2] {
             let info = SignalInfo { code, ..SignalInfo::of_user(libc::SIGSYS, process_id()) };
-            let sent = info.forwarded();
+            let info_sent = info.forwarded();
             let may = std::thread::scope(|scope| {
-                let both = scope.spawn(|| [may_send(&info), may_send(&sent)]);
+                let both = scope.spawn(|| [may_send(&info), may_send(&info_sent)]);
                 both.join().unwrap()
             });
             assert_eq!(may, [code < 0 && code != SI_TKILL, true], "{code}");
-            let before = sent.before_forwarding().map(|before| before.code);
-            assert_eq!((sent.shown().code, before), (code, Some(code)));
+            let before = info_sent.before_forwarding().map(|before| before.code);
+            assert_eq!((info_sent.shown().code, before), (code, Some(code)));
         }
     }
 }

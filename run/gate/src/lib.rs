@@ -99,9 +99,9 @@ fn set_alternate(stack: &frame::AlternateStack) -> Result<frame::AlternateStack,
 pub unsafe fn apart<T>(with: impl FnOnce() -> T) -> T {
     let before = set_signals_blocked(!actions::PROTECTED);
     user_dispatch::disarm();
-    let made = with();
-    let armed = user_dispatch::arm();
-    assert!(armed.is_ok(), "what was armed can be armed again");
+    let result = with();
+    let outcome = user_dispatch::arm();
+    assert!(outcome.is_ok(), "what was armed can be armed again");
     set_signals_blocked(before);
-    made
+    result
 }

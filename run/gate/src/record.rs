@@ -186,16 +186,16 @@ impl GateThread {
     pub fn of_stack(sp: usize) -> Option<&'static GateThread> {
         let slot = CHUNK.iter().enumerate().find_map(|(at, start)| {
             let start = start.load(SeqCst);
-            let inside = start != 0 && sp.wrapping_sub(start) < slots(at) * SLOT_BYTES;
-            inside.then(|| start + (sp - start) / SLOT_BYTES * SLOT_BYTES)
+            let is_inside = start != 0 && sp.wrapping_sub(start) < slots(at) * SLOT_BYTES;
+            is_inside.then(|| start + (sp - start) / SLOT_BYTES * SLOT_BYTES)
         })?;
         Some(GateThread::at(slot))
     }
 
     /// Returns the record of the calling thread, or `None` if it isn't in the gate.
     pub fn of_caller() -> Option<&'static GateThread> {
-        let here = 0u8;
-        GateThread::of_stack(&raw const here as usize)
+        let byte = 0u8;
+        GateThread::of_stack(&raw const byte as usize)
     }
 
     fn at(slot: usize) -> &'static GateThread {

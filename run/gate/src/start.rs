@@ -65,8 +65,8 @@ pub struct ArmedProcess {
 /// - The keeper makes system calls only by instructions in the same executable segment.
 /// - The keeper manages no memory until the process is kept.
 pub unsafe fn start(keeper: &'static Keeper) -> Result<ArmedProcess, WhyNot> {
-    let (own, found) = (process_id(), ARMING.load(SeqCst));
-    if found == own || ARMING.compare_exchange(found, own, SeqCst, SeqCst).is_err() {
+    let (own, arming) = (process_id(), ARMING.load(SeqCst));
+    if arming == own || ARMING.compare_exchange(arming, own, SeqCst, SeqCst).is_err() {
         return Err(WhyNot::Busy);
     }
     // SAFETY: the exchange above lets only one thread get here. The rest is the caller's promise.
@@ -90,8 +90,8 @@ unsafe fn start_alone(keeper: &'static Keeper) -> Result<ArmedProcess, WhyNot> {
     }
     let mask = set_signals_blocked(u64::MAX);
     // SAFETY: the caller keeps the conditions of `start`, and all signals are blocked.
-    let armed = unsafe { arm(keeper, record, mask) };
-    match armed {
+    let outcome = unsafe { arm(keeper, record, mask) };
+    match outcome {
         Ok((alternate, has_others)) => {
             Ok(ArmedProcess { record, mask, alternate, has_others, is_kept: false })
         }
@@ -125,11 +125,11 @@ unsafe fn arm(
         }
         // SAFETY: either there is no other thread, or `stop` has succeeded, so that all others wait
         // in the handler. The rest is the caller's promise.
-        let armed = unsafe { arm_caller(keeper, record, has_others) };
-        if armed.is_err() && has_others {
+        let outcome = unsafe { arm_caller(keeper, record, has_others) };
+        if outcome.is_err() && has_others {
             arm_running::let_go(false);
         }
-        armed.map(|()| has_others)
+        outcome.map(|()| has_others)
     });
     if has_others.is_err() {
         let _ = set_alternate(&theirs);

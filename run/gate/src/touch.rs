@@ -101,8 +101,8 @@ pub(crate) fn fix_up(at: usize) -> Option<usize> {
 pub fn touch(addr: usize, write: bool) -> Result<(), BadAddress> {
     // SAFETY: a fault ends the access with an error. A write doesn't change the byte, because it is
     // an atomic addition of 0.
-    let left = unsafe { if write { touch_write(addr) } else { touch_read(addr) } };
-    if left == 0 { Ok(()) } else { Err(BadAddress) }
+    let rest = unsafe { if write { touch_write(addr) } else { touch_read(addr) } };
+    if rest == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
 /// Replaces `from` by `to` in an aligned word of the program, in one step. Returns whether it did.
@@ -123,8 +123,8 @@ pub(crate) unsafe fn exchange(addr: usize, from: u32, to: u32) -> bool {
 pub fn read_bytes(addr: usize, to: &mut [u8]) -> Result<(), BadAddress> {
     // SAFETY: `to` has `to.len()` bytes that may be written. A fault at `addr` ends the copy with
     // an error.
-    let left = unsafe { copy_code(to.as_mut_ptr() as usize, addr, to.len()) };
-    if left == 0 { Ok(()) } else { Err(BadAddress) }
+    let rest = unsafe { copy_code(to.as_mut_ptr() as usize, addr, to.len()) };
+    if rest == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
 /// Writes bytes of the program.
@@ -137,8 +137,8 @@ pub fn read_bytes(addr: usize, to: &mut [u8]) -> Result<(), BadAddress> {
 pub unsafe fn write_bytes(addr: usize, from: &[u8]) -> Result<(), BadAddress> {
     // SAFETY: the caller promises that the program expects the bytes there. A fault at `addr` ends
     // the copy with an error. `from` has `from.len()` bytes.
-    let left = unsafe { copy_code(addr, from.as_ptr() as usize, from.len()) };
-    if left == 0 { Ok(()) } else { Err(BadAddress) }
+    let rest = unsafe { copy_code(addr, from.as_ptr() as usize, from.len()) };
+    if rest == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
 /// A type for which any bytes are a valid value, and which has no padding.
@@ -178,9 +178,9 @@ pub(crate) fn read<T: PlainBytes>(addr: usize) -> Result<T, BadAddress> {
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: `value` has room for the bytes that are copied. A fault at `addr` ends the copy with
     // an error.
-    let left = unsafe { copy_code(value.as_mut_ptr() as usize, addr, size_of::<T>()) };
+    let rest = unsafe { copy_code(value.as_mut_ptr() as usize, addr, size_of::<T>()) };
     // SAFETY: all bytes of `value` have been copied, and any bytes are a valid `T`.
-    if left == 0 { Ok(unsafe { value.assume_init() }) } else { Err(BadAddress) }
+    if rest == 0 { Ok(unsafe { value.assume_init() }) } else { Err(BadAddress) }
 }
 
 /// Writes a value of the program.
@@ -193,8 +193,8 @@ pub(crate) fn read<T: PlainBytes>(addr: usize) -> Result<T, BadAddress> {
 pub(crate) unsafe fn write<T: PlainBytes>(addr: usize, value: &T) -> Result<(), BadAddress> {
     // SAFETY: the caller promises that the program expects the value there. A fault at `addr` ends
     // the copy with an error. `value` has no padding, so all its bytes may be read.
-    let left = unsafe { copy_code(addr, &raw const *value as usize, size_of::<T>()) };
-    if left == 0 { Ok(()) } else { Err(BadAddress) }
+    let rest = unsafe { copy_code(addr, &raw const *value as usize, size_of::<T>()) };
+    if rest == 0 { Ok(()) } else { Err(BadAddress) }
 }
 
 /// Copies bytes from `from` to `to`. Either or both may be memory of the program.

@@ -40,8 +40,8 @@ pub unsafe extern "C" fn on_signal(
     }
     let before = info.before_forwarding();
     let info = before.as_ref().unwrap_or(info);
-    let here = &raw const *context as usize;
-    let (Some(keeper), Some(record)) = (KEEPER.get(), GateThread::of_stack(here)) else {
+    let address = &raw const *context as usize;
+    let (Some(keeper), Some(record)) = (KEEPER.get(), GateThread::of_stack(address)) else {
         // A thread of the engine has faulted, and nothing serves such a fault.
         return die(signal);
     };
@@ -71,10 +71,10 @@ pub unsafe extern "C" fn on_signal(
     if is_retired() {
         leave_for_good(record, context);
     }
-    // SAFETY: `here` is the context that the kernel made for this handler. It lies on this stack,
+    // SAFETY: `address` is the context that the kernel made for this handler. It lies on this stack,
     // which was empty, so all frames below it are this handler's. None of them is needed any more.
     // The first word of the record tells what is pending.
-    unsafe { entry::leave(here, &raw const *record as usize, deliver_pending) }
+    unsafe { entry::leave(address, &raw const *record as usize, deliver_pending) }
 }
 
 /// Handles a SIGSYS in a thread of the engine that waits for its alarm. Any other SIGSYS is the
@@ -88,9 +88,9 @@ fn on_bare(info: &SignalInfo, context: &mut SignalContext) {
     // The handler's own mask leaves SIGSYS open: sent on, it would come here again and again.
     set_signals_blocked(u64::MAX);
     context.mask |= 1 << (libc::SIGSYS - 1);
-    let sent = info.before_forwarding().unwrap_or(*info).forwarded();
-    let args = [process_id() as usize, libc::SIGSYS as usize, &raw const sent as usize, 0, 0, 0];
-    // SAFETY: the kernel reads one `siginfo_t`, which `sent` is. It lives until the call returns.
+    let signal = info.before_forwarding().unwrap_or(*info).forwarded();
+    let args = [process_id() as usize, libc::SIGSYS as usize, &raw const signal as usize, 0, 0, 0];
+    // SAFETY: the kernel reads one `siginfo_t`, which `signal` is. It lives until the call returns.
     let _ = unsafe { system_call(libc::SYS_rt_sigqueueinfo, args) };
 }
 
@@ -109,11 +109,12 @@ const FETCHED: u64 = 1 << 4;
 
 /// Returns whether the signal was a fault that the keeper has served.
 fn served(pages: &dyn PageKeeper, context: &SignalContext, info: &SignalInfo) -> bool {
-    let (write, protected) = access_of(context.regs.error);
+    let (write, is_protected) = access_of(context.regs.error);
     let address = info.address as usize;
     match info.signal {
         libc::SIGBUS => {
-            info.code == libc::BUS_ADRERR && pages.fault(KeeperFault { address, write, protected })
+            info.code == libc::BUS_ADRERR
+                && pages.fault(KeeperFault { address, write, protected: is_protected })
         }
         _ => {
             info.code == SEGV_ACCERR
@@ -137,7 +138,7 @@ fn in_gate(
         // A library function that the gate has called has made a system call. It is made as it is.
         libc::SIGSYS if info.code == SYS_USER_DISPATCH => {
             let (nr, args) = context.regs.call();
-            let made = if nr as i64 == libc::SYS_rt_sigprocmask {
+            let result = if nr as i64 == libc::SYS_rt_sigprocmask {
                 // The return from this handler would undo a change of the mask, which `abort`
                 // needs.
                 set_mask(record, context, &args).map(|()| 0)
@@ -146,7 +147,7 @@ fn in_gate(
                 // here with the same arguments.
                 unsafe { system_call(nr as i64, args) }
             };
-            context.regs.rax = match made {
+            context.regs.rax = match result {
                 Ok(value) => value as u64,
                 Err(e) => -i64::from(e.raw_os_error()) as u64,
             };
@@ -214,16 +215,16 @@ pub unsafe extern "C" fn on_patched(
 ) -> isize {
     // SAFETY: the caller promises that both pointers are valid. The record stays mapped, and the
     // frame stays until this returns.
-    let (record, entered) = unsafe { (&*record, &*entered) };
+    let (record, trap_entry) = unsafe { (&*record, &*entered) };
     record.refused.set(None);
-    record.patched.set(entered.nr);
-    let site_end = Step::of(entered).site_end();
-    record.place.set(Some(ProgramPlace { ip: site_end, sp: entered.sp, bp: entered.bp }));
+    record.patched.set(trap_entry.nr);
+    let site_end = Step::of(trap_entry).site_end();
+    record.place.set(Some(ProgramPlace { ip: site_end, sp: trap_entry.sp, bp: trap_entry.bp }));
     let keeper = KEEPER.get().filter(|_| passes(record, site_end) && !is_retired());
-    let made =
-        keeper.and_then(|keeper| make_without_context(keeper, record, entered.nr, &entered.args()));
-    match made {
-        Some(made) if record.take_refused(entered.nr, made).is_none() => made,
+    let result = keeper
+        .and_then(|keeper| make_without_context(keeper, record, trap_entry.nr, &trap_entry.args()));
+    match result {
+        Some(result) if record.take_refused(trap_entry.nr, result).is_none() => result,
         // A filter has refused the call, and the program's handler needs the context. Or the call
         // itself needs it.
         _ => NEEDS_CONTEXT,
@@ -263,8 +264,8 @@ fn trapped(
         return;
     }
     record.refused.set(None);
-    let made = dispatcher::serve(keeper, record, context, nr, args);
-    match made {
+    let outcome = dispatcher::serve(keeper, record, context, nr, args);
+    match outcome {
         CallOutcome::CalledOff => context.regs.rip -= SYSCALL_BYTES,
         CallOutcome::Returned(result) => match record.take_refused(nr, result) {
             Some(info) => force(record, context, &info),

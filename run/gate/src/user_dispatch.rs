@@ -38,17 +38,18 @@ static END: AtomicUsize = AtomicUsize::new(0);
 
 /// Finds the allowed range and stores it. Returns `false` if there is none.
 pub fn find_range() -> bool {
-    let here = find_range as *const () as usize;
+    let address = find_range as *const () as usize;
     let Some(segments) = image::segments() else { return false };
-    let loaded = || segments.iter().filter(|each| each.p_type == PT_LOAD);
-    let first = loaded().next().map_or(0, |each| each.p_vaddr as usize);
+    let load_segments = || segments.iter().filter(|each| each.p_type == PT_LOAD);
+    let first = load_segments().next().map_or(0, |each| each.p_vaddr as usize);
     let bias = image::start().wrapping_sub(first);
     let range = |each: &ProgramHeader| {
         let start = bias.wrapping_add(each.p_vaddr as usize);
         start..start.wrapping_add(each.p_memsz as usize)
     };
-    let ours =
-        loaded().filter(|each| each.p_flags & PF_X != 0).find(|each| range(each).contains(&here));
+    let ours = load_segments()
+        .filter(|each| each.p_flags & PF_X != 0)
+        .find(|each| range(each).contains(&address));
     if let Some(ours) = ours.as_ref().map(range) {
         START.store(ours.start, SeqCst);
         END.store(ours.end, SeqCst);
@@ -144,17 +145,17 @@ impl ProgramDispatch {
     /// If the kernel refuses to arm the thread again.
     pub fn of(args: &[usize; 6]) -> Result<Option<ProgramDispatch>, Errno> {
         let [_, mode, start, len, selector, _] = *args;
-        let shown = if mode == OFF { selector } else { ALLOWING.as_ptr() as usize };
+        let selector_shown = if mode == OFF { selector } else { ALLOWING.as_ptr() as usize };
         // SAFETY: in the first step the selector is a static byte, or is never read because
         // dispatch is off. In the second step it is never read, because calls from the gate's own
         // range don't need it, and `arm` replaces it below.
-        let judged = unsafe {
-            set(mode, [start, len], shown)?;
+        let outcome = unsafe {
+            set(mode, [start, len], selector_shown)?;
             if mode == OFF { Ok(()) } else { set(ON, own_range(), selector) }
         };
-        let armed = arm();
-        assert!(armed.is_ok(), "what was armed can be armed again");
-        judged?;
+        let rearmed = arm();
+        assert!(rearmed.is_ok(), "what was armed can be armed again");
+        outcome?;
         Ok(match mode {
             OFF => None,
             ON => Some(ProgramDispatch { start, len, selector }),

@@ -58,18 +58,18 @@ fn same(program: &str, args: &[&str]) -> String {
 
 /// The same under a library; also what its keeper has said of each process at its end.
 fn same_under(library: &Path, program: &str, args: &[&str]) -> (String, String) {
-    let plain = run(Command::new(program).args(args).current_dir(env!("CARGO_TARGET_TMPDIR")));
+    let baseline = run(Command::new(program).args(args).current_dir(env!("CARGO_TARGET_TMPDIR")));
     let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("said-{}", own_name()));
     let script = format!("exec 9>'{}'; exec \"$@\"", to.display());
-    let mut gated = Command::new("sh");
-    gated.args(["-c", &script, "sh", program]).args(args);
-    gated.current_dir(env!("CARGO_TARGET_TMPDIR"));
-    gated.env("LD_PRELOAD", library).env("MEMFOLD_GATE_COUNT", "9");
-    let gated = run(&mut gated);
-    assert_eq!((&plain.0, &plain.1), (&gated.0, &gated.1), "{program} {args:?}");
-    let said = std::fs::read_to_string(&to).expect("a file");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "sh", program]).args(args);
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command.env("LD_PRELOAD", library).env("MEMFOLD_GATE_COUNT", "9");
+    let output = run(&mut command);
+    assert_eq!((&baseline.0, &baseline.1), (&output.0, &output.1), "{program} {args:?}");
+    let text = std::fs::read_to_string(&to).expect("a file");
     std::fs::remove_file(to).expect("a file of ours");
-    (plain.1, said)
+    (baseline.1, text)
 }
 
 /// Pages that a keeper has taken away, of what it has said.
@@ -86,11 +86,11 @@ fn same_program(name: &str) -> String {
 
 fn has(program: &str) -> bool {
     let look = format!("command -v {program} >/dev/null");
-    let found = Command::new("sh").args(["-c", &look]).status().expect("a shell").success();
-    if !found {
+    let is_found = Command::new("sh").args(["-c", &look]).status().expect("a shell").success();
+    if !is_found {
         eprintln!("skipped: there is no {program}");
     }
-    found
+    is_found
 }
 
 #[test]
@@ -117,9 +117,9 @@ fn signals_look_as_the_kernel_makes_them() {
 
 #[test]
 fn call_refused_by_a_filter_reaches_the_handler() {
-    let said = same_program("refused");
+    let text = same_program("refused");
     for who in ["process", "thread", "child"] {
-        assert!(said.contains(&format!("{who}: 93 seen, 0 wrong, 0 bad")), "{said}");
+        assert!(text.contains(&format!("{who}: 93 seen, 0 wrong, 0 bad")), "{text}");
     }
 }
 
@@ -211,8 +211,8 @@ fn shells_and_interpreters_run() {
 fn interpreters_run_while_their_pages_are_evicted() {
     let library = examples().join("libvanishing.so");
     for (program, args) in PROGRAMS.iter().filter(|(program, _)| has(program)) {
-        let (_, said) = same_under(&library, program, args);
-        println!("{program}: {} pages were taken away", taken(&said).sum::<u32>());
-        assert!(taken(&said).sum::<u32>() > 0, "{program}: {said}");
+        let (_, text) = same_under(&library, program, args);
+        println!("{program}: {} pages were taken away", taken(&text).sum::<u32>());
+        assert!(taken(&text).sum::<u32>() > 0, "{program}: {text}");
     }
 }

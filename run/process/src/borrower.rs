@@ -29,10 +29,10 @@ pub fn borrow(
     write: bool,
     make: &mut dyn FnMut(usize) -> isize,
 ) -> isize {
-    let lent = ask(&process, parts, write);
-    let held = lent.as_ref().map_or(0, |(_, held)| *held);
+    let loan = ask(&process, parts, write);
+    let len = loan.as_ref().map_or(0, |(_, len)| *len);
     // The lease ends when it is dropped, after the call.
-    make(held)
+    make(len)
 }
 
 fn ask(process: &OtherProcess, parts: &[[usize; 2]], write: bool) -> Option<(Lease, usize)> {
@@ -58,8 +58,8 @@ fn ask(process: &OtherProcess, parts: &[[usize; 2]], write: bool) -> Option<(Lea
         }
     };
     loop {
-        if let Some(held) = lease.wait(LOOK_NS) {
-            return Some((lease, held as usize));
+        if let Some(len) = lease.wait(LOOK_NS) {
+            return Some((lease, len as usize));
         }
         if !lease.has_lender() || is_stopped(&lender, process) {
             return None;
@@ -69,8 +69,8 @@ fn ask(process: &OtherProcess, parts: &[[usize; 2]], write: bool) -> Option<(Lea
 
 /// Returns the process of the run whose memory this is.
 fn find(process: &OtherProcess) -> Option<ProcessSlot> {
-    let read = |at: usize, to: &mut [u64; 3]| (process.read)(at, to);
-    let find = || member::find(process.number, &read);
+    let read_words = |at: usize, to: &mut [u64; 3]| (process.read)(at, to);
+    let find = || member::find(process.number, &read_words);
     match get() {
         // A fork of another thread must not copy the lock of the table while it is taken.
         Some(program) => {

@@ -45,8 +45,8 @@ pub const LIFE: EngineLife = EngineLife {
     go_on: |stats| EngineRestart::of(program::existing()).go_on(stats),
     inherit: crate::heir::inherit,
     prepare: crate::threads::raise,
-    lend: |lent| MemoryLender::of(program::existing()).lend(lent),
-    end_lending: |lent| MemoryLender::of(program::existing()).end_lending(lent),
+    lend: |places| MemoryLender::of(program::existing()).lend(places),
+    end_lending: |places| MemoryLender::of(program::existing()).end_lending(places),
     look: |is_rung| SizeLooks::of(program::existing()).look(is_rung),
 };
 
@@ -110,8 +110,8 @@ pub fn expect_copy() {
 
 /// Makes the engine, if this process waits for one and is large.
 fn begin_if_large() {
-    let mapped = MAPPED.load(Relaxed);
-    if WAITING.lock().as_ref().is_some_and(|(config, _)| is_large(config, mapped)) {
+    let mapped_bytes = MAPPED.load(Relaxed);
+    if WAITING.lock().as_ref().is_some_and(|(config, _)| is_large(config, mapped_bytes)) {
         begin();
     }
 }
@@ -162,7 +162,8 @@ pub fn see(nr: usize, args: &[usize; 6]) {
     if nr as i64 == libc::SYS_brk && args[0] != 0 {
         BREAK.store(args[0], Relaxed);
     }
-    let _ = MAPPED.fetch_update(Relaxed, Relaxed, |mapped| Some(mapped.saturating_add(grows)));
+    let _ = MAPPED
+        .fetch_update(Relaxed, Relaxed, |mapped_bytes| Some(mapped_bytes.saturating_add(grows)));
     // A child of vfork takes no lock, because it may be killed. Its parent makes the engine at its
     // own next call if it is needed.
     if child().is_none() {
@@ -185,13 +186,13 @@ pub fn is_by_protection() -> Option<bool> {
 
 /// Makes this process wait no more. Returns the settings for its engine, if it waited for one.
 pub fn give_up() -> Option<Config> {
-    let mut waiting = WAITING.lock();
-    if waiting.as_ref().is_none_or(|(_, process)| *process != process_id()) {
+    let mut start = WAITING.lock();
+    if start.as_ref().is_none_or(|(_, process)| *process != process_id()) {
         return None;
     }
     IS_WAITING.store(false, Relaxed);
     member::note_begun();
-    waiting.take().map(|(config, _)| config)
+    start.take().map(|(config, _)| config)
 }
 
 /// Makes the engine, if this process waits for one.

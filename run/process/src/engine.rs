@@ -96,9 +96,9 @@ pub fn start(config: Config, life: &'static EngineLife) {
     // SAFETY: no engine thread runs yet, and the caller is the only thread.
     unsafe { *CONFIG.0.get() = Some(config) };
     PROCESS.store(process_id(), SeqCst);
-    let seen = DONE.load(SeqCst);
+    let round = DONE.load(SeqCst);
     match bare::start_first(c"memfold-adopt", run, 0) {
-        Ok(()) => wait_past(&DONE, seen),
+        Ok(()) => wait_past(&DONE, round),
         Err(e) => unserved(format_args!("Starting the engine failed: {e}")),
     }
 }
@@ -139,12 +139,12 @@ unsafe fn start_anew() {
     unsafe { LINE.reset() };
     ERRAND.store(0, SeqCst);
     PROCESS.store(process_id(), SeqCst);
-    let seen = DONE.load(SeqCst);
+    let round = DONE.load(SeqCst);
     // SAFETY: the caller promises that no engine thread lives.
     if let Err(e) = unsafe { bare::restart_first() } {
         diagnostics::die(format_args!("Starting the engine in a child process failed: {e}"));
     }
-    wait_past(&DONE, seen);
+    wait_past(&DONE, round);
 }
 
 /// Returns whether the caller belongs to the process that the engine serves.
@@ -169,10 +169,10 @@ pub fn stop() {
 /// - [`stop`] has returned.
 pub unsafe fn start_again() -> Result<(), Errno> {
     GOES_ON.store(true, SeqCst);
-    let seen = DONE.load(SeqCst);
+    let round = DONE.load(SeqCst);
     // SAFETY: the caller promises that `stop` has returned, so the first engine thread has ended.
     unsafe { bare::start_first_again() }?;
-    wait_past(&DONE, seen);
+    wait_past(&DONE, round);
     Ok(())
 }
 
@@ -196,10 +196,10 @@ pub fn have_done(mut errand: impl FnMut() + Send) {
         return;
     }
     let mut errand: &mut dyn FnMut() = &mut errand;
-    let seen = DONE.load(SeqCst);
+    let round = DONE.load(SeqCst);
     ERRAND.store(&raw mut errand as usize, SeqCst);
     look_now();
-    wait_past(&DONE, seen);
+    wait_past(&DONE, round);
 }
 
 /// Makes the first engine thread look at the program's size without delay.
@@ -236,15 +236,15 @@ pub fn end_own_rest() {
 /// change, and so sees this increment, or this thread sees the new futex.
 fn note_ring() {
     BELL.fetch_add(1, SeqCst);
-    if let Some(shared) = member::bell() {
-        shared.fetch_add(1, SeqCst);
+    if let Some(bell) = member::bell() {
+        bell.fetch_add(1, SeqCst);
     }
 }
 
 /// Returns the futex on which the first engine thread sleeps: that of the process's slot, which
 /// other processes wake, or without a slot its own.
 fn bell() -> (&'static AtomicU32, futex::Flags) {
-    member::bell().map_or((&BELL, futex::Flags::PRIVATE), |shared| (shared, futex::Flags::empty()))
+    member::bell().map_or((&BELL, futex::Flags::PRIVATE), |bell| (bell, futex::Flags::empty()))
 }
 
 fn wait_past(word: &AtomicU32, value: u32) {
@@ -281,14 +281,14 @@ fn run(_: usize) {
     bare::trim_stack();
     let mut alarm = CpuAlarm::default();
     // A child of fork holds nothing for other processes.
-    let mut lent = [None; REQUESTS];
+    let mut leases = [None; REQUESTS];
     // A child of fork finds its parent's value.
     IS_OPEN.store(false, SeqCst);
     loop {
         let (futex, flags) = bell();
-        let (rung, seen) = (BELL.load(SeqCst), futex.load(SeqCst));
+        let (rung, round) = (BELL.load(SeqCst), futex.load(SeqCst));
         if ENDS.swap(false, SeqCst) {
-            (life.end_lending)(&mut lent);
+            (life.end_lending)(&mut leases);
             return;
         }
         let errand = ERRAND.swap(0, SeqCst);
@@ -300,16 +300,16 @@ fn run(_: usize) {
             // The errand may have changed the futex.
             continue;
         }
-        (life.lend)(&mut lent);
+        (life.lend)(&mut leases);
         let mut pause = (life.look)(IS_RUNG.swap(false, SeqCst));
-        if lent.iter().any(Option::is_some) {
+        if leases.iter().any(Option::is_some) {
             // A borrower that has used the memory doesn't wake this thread.
             pause = LookPause { ns: pause.ns.min(LENT_NS), ends_with_work: false };
         }
         let rests = pause.ns > REST_NS;
         RESTS.store(rests, SeqCst);
         if (!rests || member::begin_rest()) && BELL.load(SeqCst) == rung {
-            rest(futex, flags, seen, pause, &mut alarm);
+            rest(futex, flags, round, pause, &mut alarm);
         }
         if rests {
             member::end_rest();

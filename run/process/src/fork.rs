@@ -45,8 +45,9 @@ fn may_be_swapped() -> bool {
     // SAFETY: the struct has only integers, for which zeros are valid.
     let mut about: libc::sysinfo = unsafe { core::mem::zeroed() };
     // SAFETY: the kernel writes one `sysinfo` to `about`, which has that type.
-    let asked = unsafe { system_call(libc::SYS_sysinfo, [&raw mut about as usize, 0, 0, 0, 0, 0]) };
-    asked.is_err() || about.totalswap > 0
+    let result =
+        unsafe { system_call(libc::SYS_sysinfo, [&raw mut about as usize, 0, 0, 0, 0, 0]) };
+    result.is_err() || about.totalswap > 0
 }
 
 /// A copy of the process by fork, with the engine in it.
@@ -157,15 +158,15 @@ impl ForkCopy<'_> {
         // SAFETY: this is the only thread, and it holds the lock.
         let state = unsafe { self.memory.state().peek_mut() };
         state.forget_apart();
-        let ended = state.marked(MemoryMark::DontFork).within(&(0..TOP));
-        ended.iter().for_each(|range| state.forget(range));
+        let ranges = state.marked(MemoryMark::DontFork).within(&(0..TOP));
+        ranges.iter().for_each(|range| state.forget(range));
         if state.traced > 0 {
             // The traced task is not in this process.
             state.traced = 0;
             state.late.add(0..TOP);
         }
         // SAFETY: this is the only thread, and it holds the locks of the copy.
-        unsafe { self.pager.fork().end_in_child(&ended) };
+        unsafe { self.pager.fork().end_in_child(&ranges) };
         // The child's file must be open before anything is read from it. SAFETY: this is the only
         // thread of the child, and `leave_rings` was called above.
         unsafe { self.relations.begin_in_child(self.pager) };
@@ -180,16 +181,16 @@ impl ForkCopy<'_> {
         }
         keep_descriptors(self.memory, self.relations);
         let (start, len) = self.pager.frames_zone();
-        let mut done = self.memory.paging().register_frames(start, len);
+        let mut outcome = self.memory.paging().register_frames(start, len);
         // SAFETY: this is the only thread, and it holds the locks of the copy.
         unsafe {
             self.pager.fork().begin_in_child(self.memory.pagemap(), |start, end| {
-                done = done.and_then(|()| {
+                outcome = outcome.and_then(|()| {
                     self.memory.paging().register_in_child(&(start..end), self.pager.protects())
                 });
             });
         }
-        if let Err(e) = done {
+        if let Err(e) = outcome {
             diagnostics::die(format_args!("Managing a child of fork failed: {e}"));
         }
         self.pager.fork().set_alone(false);
@@ -199,15 +200,16 @@ impl ForkCopy<'_> {
 
     /// Loads all folded memory in a child in which nothing is registered.
     fn bring_home(&self, knows_pages: bool) {
-        let (away, available) = (self.pager.gauges().away_bytes(), process_size::available_bytes());
-        if away > available && available > 0 {
+        let (away_bytes, available) =
+            (self.pager.gauges().away_bytes(), process_size::available_bytes());
+        if away_bytes > available && available > 0 {
             diagnostics::die(format_args!(
                 "A child of fork must load all of its memory: {} are folded, but only {} of memory are free. The process is ended before data is lost",
-                Size(away),
+                Size(away_bytes),
                 Size(available)
             ));
         }
-        if away > 0 && !knows_pages && may_be_swapped() {
+        if away_bytes > 0 && !knows_pages && may_be_swapped() {
             diagnostics::die(format_args!(
                 "A child of fork has neither a userfaultfd nor its page map, so it can't know which pages the kernel has swapped out. It is ended before data is lost"
             ));
@@ -218,7 +220,7 @@ impl ForkCopy<'_> {
                 if self.memory.paging().hides() {
                     let _ = self.memory.paging().unregister(&(start..end));
                 }
-                if away > 0 {
+                if away_bytes > 0 {
                     // Otherwise the kernel may map zeros around a page that is put, in pages that
                     // are still to be put.
                     huge::forbid(start..end);
@@ -245,16 +247,16 @@ impl ForkCopy<'_> {
             return;
         }
         let mut access = if touch(page, false).is_ok() { libc::PROT_READ } else { libc::PROT_NONE };
-        let _ = self.memory.maps().each(page, page + 1, |found| access = found.access);
+        let _ = self.memory.maps().each(page, page + 1, |mapping| access = mapping.access);
         let protect = |access: i32| {
             // SAFETY: no other thread runs, and the page's access is restored before the program
             // continues.
             unsafe { system_call(libc::SYS_mprotect, [page, PAGE_SIZE, access as usize, 0, 0, 0]) }
         };
-        let opened = protect(libc::PROT_READ | libc::PROT_WRITE);
+        let outcome = protect(libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: these are the bytes that the program expects there, and no other thread runs.
-        let put = opened.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
-        if !put || protect(access).is_err() {
+        let is_written = outcome.is_ok() && unsafe { write_bytes(page, bytes) }.is_ok();
+        if !is_written || protect(access).is_err() {
             diagnostics::die(format_args!(
                 "A child of fork can't load its folded memory. It is ended before data is lost"
             ));

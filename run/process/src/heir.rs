@@ -25,8 +25,8 @@ static HEIR: AtomicU32 = AtomicU32::new(0);
 /// Returns whether a process exists. A process of another user does too (EPERM).
 fn exists(process: u32) -> bool {
     // SAFETY: signal 0 isn't sent. The call only asks whether the process exists.
-    let asked = unsafe { system_call(libc::SYS_kill, [process as usize, 0, 0, 0, 0, 0]) };
-    asked != Err(Errno::SRCH)
+    let result = unsafe { system_call(libc::SYS_kill, [process as usize, 0, 0, 0, 0, 0]) };
+    result != Err(Errno::SRCH)
 }
 
 /// Makes the calling child take the place of its parent's process, which has ended, or lose the

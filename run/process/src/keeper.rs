@@ -141,13 +141,13 @@ impl PageKeeper for ProgramKeeper {
         }
         let mut make = LentCall(make);
         let Some(program) = get() else {
-            let made = if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
-            deferred::seen(nr, args, made);
-            return made;
+            let result = if moves_lost(nr, args) { NO_MEMORY } else { make.make(args) };
+            deferred::seen(nr, args, result);
+            return result;
         };
-        let made = ChangeCalls::of(program).change(nr, args, &mut |args| make.make(args));
-        sampling::note_mapping(nr, args, made);
-        made
+        let result = ChangeCalls::of(program).change(nr, args, &mut |args| make.make(args));
+        sampling::note_mapping(nr, args, result);
+        result
     }
 
     fn never_fold(&self, start: usize, len: usize) {
@@ -275,12 +275,12 @@ impl RightsKeeper for ProgramKeeper {
         if child().is_some() || !member::has_given_up() {
             return;
         }
-        let done = match get() {
+        let outcome = match get() {
             Some(program) => ThreadRights::own()
                 .and_then(|rights| EngineRestart::of(program).give_up_rights(&rights)),
             None => member::change_user().map(drop),
         };
-        if let Err(e) = done {
+        if let Err(e) = outcome {
             diagnostics::die(format_args!(
                 "Discarding memory that the program discarded failed: {e}"
             ));

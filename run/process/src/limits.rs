@@ -93,18 +93,18 @@ impl OwnLimits {
     /// Sets a limit. Returns the former one.
     fn set(&mut self, kernel: &impl LimitKeeper, at: usize, new: Limit) -> Result<Limit, Errno> {
         let (resource, counts) = EMULATED[at];
-        let (before, shown) = self.shown(kernel, at)?;
+        let (before, pair) = self.shown(kernel, at)?;
         if new[0] > new[1] {
             return Err(Errno::INVAL);
         }
-        if new[1] > shown[1] && !kernel.may_raise() {
+        if new[1] > pair[1] && !kernel.may_raise() {
             return Err(Errno::PERM);
         }
         let hard = before[1].max(new[1]);
-        let given = [raised(kernel, new[0], counts).min(hard), hard];
-        kernel.limit(resource, Some(&given))?;
-        self.0[at] = Some(OwnLimit { own: new, kernel: given });
-        Ok(shown)
+        let kernel_pair = [raised(kernel, new[0], counts).min(hard), hard];
+        kernel.limit(resource, Some(&kernel_pair))?;
+        self.0[at] = Some(OwnLimit { own: new, kernel: kernel_pair });
+        Ok(pair)
     }
 
     /// Raises the kernel's limits by what the engine has reserved since.
@@ -141,11 +141,14 @@ impl OwnLimits {
             if !which(set) {
                 return;
             }
-            let wanted = raised(kernel, set.own[0], counts);
-            let given = [[wanted, wanted.max(set.own[1])], [wanted.min(set.own[1]), set.own[1]]];
-            let given = given.into_iter().find(|new| kernel.limit(resource, Some(new)).is_ok());
-            if let Some(given) = given {
-                set.kernel = given;
+            let raised_limit = raised(kernel, set.own[0], counts);
+            let candidates = [
+                [raised_limit, raised_limit.max(set.own[1])],
+                [raised_limit.min(set.own[1]), set.own[1]],
+            ];
+            let pair = candidates.into_iter().find(|new| kernel.limit(resource, Some(new)).is_ok());
+            if let Some(pair) = pair {
+                set.kernel = pair;
             }
         });
     }
@@ -185,11 +188,11 @@ pub fn limit(resource: u32, new: Option<Limit>) -> Result<Limit, Errno> {
     };
     if child().is_some() {
         // A child of vfork gets the kernel's limits, because it is about to execute a program.
-        let (_, shown) = all_set().shown(&Kernel, at)?;
-        return new.map_or(Ok(shown), |new| Kernel.limit(resource, Some(&new)).map(|_| shown));
+        let (_, pair) = all_set().shown(&Kernel, at)?;
+        return new.map_or(Ok(pair), |new| Kernel.limit(resource, Some(&new)).map(|_| pair));
     }
     let mut all = SET.lock();
-    let Some(new) = new else { return all.shown(&Kernel, at).map(|(_, shown)| shown) };
+    let Some(new) = new else { return all.shown(&Kernel, at).map(|(_, pair)| pair) };
     let before = all.set(&Kernel, at, new)?;
     IS_ANY.store(true, SeqCst);
     Ok(before)
@@ -427,9 +430,10 @@ mod tests {
             all.set(&kernel, AS, [GIB, 2 * GIB]).unwrap();
             all.hand_on(&kernel);
             all.take_back(&kernel);
-            let wanted = 6 * GIB + MORE_BYTES;
-            let given = if is_privileged { [wanted, wanted] } else { [2 * GIB, 2 * GIB] };
-            assert_eq!((kernel.of(AS), shown(&all, &kernel, AS)), (given, [GIB, 2 * GIB]));
+            let limit_raised = 6 * GIB + MORE_BYTES;
+            let pair =
+                if is_privileged { [limit_raised, limit_raised] } else { [2 * GIB, 2 * GIB] };
+            assert_eq!((kernel.of(AS), shown(&all, &kernel, AS)), (pair, [GIB, 2 * GIB]));
         }
     }
 

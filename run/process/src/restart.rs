@@ -42,15 +42,15 @@ impl EngineRestart<'_> {
     /// caller must be the program's only thread. The engine's threads end meanwhile. They don't if
     /// the engine has a connection to a remote store, which would end with them.
     pub fn alone(&self, make: &mut dyn FnMut() -> isize) -> isize {
-        let refused = make();
-        let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&refused);
+        let result = make();
+        let wants_one = [libc::EINVAL, libc::EUSERS].map(|e| -(e as isize)).contains(&result);
         if !wants_one || self.relations.has_remote() || child().is_some() {
-            return refused;
+            return result;
         }
         // Once its children are to be in another namespace than itself, the process can't start
         // threads again.
         if !bare::may_be_started() {
-            return refused;
+            return result;
         }
         // The guard is forgotten, because the restarted thread assumes that the thread that starts
         // it holds the lock.
@@ -60,14 +60,14 @@ impl EngineRestart<'_> {
         // SAFETY: only engine threads use the rings, and they have ended.
         unsafe { self.relations.leave_rings() };
         self.threads.resume();
-        let made = make();
+        let result = make();
         // SAFETY: `engine::stop` has returned, so all engine threads have ended.
         if let Err(e) = unsafe { engine::start_again() } {
             diagnostics::die(format_args!("Starting the engine again failed: {e}"));
         }
         // SAFETY: this function has locked it and forgotten the guard, and unlocks it once.
         unsafe { self.memory.state().unlock() };
-        made
+        result
     }
 
     /// Ends the engine for good. All memory is in memory for good, by
@@ -98,7 +98,7 @@ impl EngineRestart<'_> {
             return Ok(());
         }
         self.threads.stop(self.memory.paging());
-        let mut done = Ok(());
+        let mut outcome = Ok(());
         engine::have_done(|| {
             bare::await_others_end(
                 |_| true,
@@ -109,15 +109,15 @@ impl EngineRestart<'_> {
             );
             self.threads.resume();
             // SAFETY: the first engine thread runs this, and the others have ended.
-            done = unsafe { bare::restart_others_with(rights) }
+            outcome = unsafe { bare::restart_others_with(rights) }
                 .and_then(|()| member::change_user())
-                .map(|changed| {
-                    if changed {
+                .map(|is_changed| {
+                    if is_changed {
                         self.pager.fork().count_in(member::claim());
                     }
                 });
         });
-        done
+        outcome
     }
 
     /// Runs the part of the first engine thread after [`EngineRestart::alone`].

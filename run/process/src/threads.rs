@@ -34,14 +34,14 @@ pub fn raise() {
 
 /// The start of all engine threads but the first.
 #[derive(Default)]
-pub struct ThreadStart {
+pub struct ThreadStarts {
     /// Threads that are still to be started, the next one last; `None` before the first try.
     pending: Option<Vec<EngineThread>>,
     /// Whether it was reported that they can't be started.
     is_reported: bool,
 }
 
-impl ThreadStart {
+impl ThreadStarts {
     /// Starts the engine threads with the program's nice value. The caller is the first engine
     /// thread. `list` returns them at the first try. Threads that can't be started are tried again
     /// at the next one. That is reported once, if the program is past its limit by then.

@@ -116,12 +116,12 @@ impl Census {
     /// Returns the bytes that each user's processes had at the last look. Empty if the run has one
     /// user.
     pub fn measured(&self) -> MeasuredUsers {
-        let mut measured = MeasuredUsers::new();
+        let mut sums = MeasuredUsers::new();
         for (uid, bytes) in self.sizes.values() {
-            let sum = measured.entry(*uid).or_default();
+            let sum = sums.entry(*uid).or_default();
             *sum = u64::saturating_add(*sum, *bytes);
         }
-        measured
+        sums
     }
 
     /// Returns whether a process was seen to belong to the run.
@@ -309,8 +309,8 @@ mod tests {
         all.begin(20, OWN);
         all.begin(21, OWN).user = 5;
         all.begin(22, OWN).user = 5;
-        let said = BTreeMap::from([(20, 5), (21, 5), (77, 5)]);
-        assert_eq!(census.look(&all, || said, true), (2, 200));
+        let users = BTreeMap::from([(20, 5), (21, 5), (77, 5)]);
+        assert_eq!(census.look(&all, || users, true), (2, 200));
         assert_eq!(census.measured(), MeasuredUsers::from([(UID, 100), (5, 200)]));
     }
 }

@@ -74,9 +74,9 @@ pub struct DoorAnswer {
     pub number: u32,
 }
 
-/// The way to a door.
+/// The address of a door.
 #[derive(Copy, Clone)]
-pub enum DoorWay<'a> {
+pub enum DoorAddress<'a> {
     /// Its name, in the network namespace of `memfold run`.
     Name(&'a [u8]),
     /// A socket that is connected to it.
@@ -117,26 +117,26 @@ pub fn connected(number: c_int, name: &[u8]) -> Option<BorrowedFd<'static>> {
 /// - ECONNREFUSED: no process listens there.
 /// - EAGAIN: no answer came in time.
 /// - EPROTO: there is no table for this user, or `memfold run` ended.
-pub fn ask(way: DoorWay<'_>, key: &DoorKey) -> Result<DoorAnswer, Errno> {
-    let (own, given) =
+pub fn ask(address: DoorAddress<'_>, key: &DoorKey) -> Result<DoorAnswer, Errno> {
+    let (own, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&own, Timeout::Recv, Some(PATIENCE))?;
-    let files = [given.as_fd()];
+    let files = [theirs.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&files));
     let parts = [IoSlice::new(&key.ask)];
-    match way {
-        DoorWay::Name(name) => {
-            let address = SocketAddrUnix::new_abstract_name(name)?;
-            sendmsg_addr(new_socket()?, &address, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    match address {
+        DoorAddress::Name(name) => {
+            let name = SocketAddrUnix::new_abstract_name(name)?;
+            sendmsg_addr(new_socket()?, &name, &parts, &mut control, SendFlags::NOSIGNAL)?;
         }
-        DoorWay::Socket(socket) => {
+        DoorAddress::Socket(socket) => {
             sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
         }
     }
     // The end of `memfold run` ends the wait too.
-    drop(given);
+    drop(theirs);
     let mut answer = [0; ANSWER_BYTES];
     match receive_with_files(&own, &mut answer)? {
         (ANSWER_BYTES, [Some(table), Some(bounds)]) if answer[..HALF] == key.answer => {

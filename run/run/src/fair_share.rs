@@ -148,12 +148,12 @@ mod tests {
                     ShareClaim { need, least, weight: [1, 50, 100, 100, 900][random.below(5)] }
                 })
                 .collect();
-            let got = |me: usize| {
+            let share_of = |me: usize| {
                 let mut others = claims.clone();
                 let own = others.remove(me);
                 share(limit, own, &others)
             };
-            let shares: Vec<u64> = (0..count).map(got).collect();
+            let shares: Vec<u64> = (0..count).map(share_of).collect();
             check(limit, &claims, &shares);
         }
     }
@@ -161,12 +161,12 @@ mod tests {
     #[test]
     fn shares_add_up_to_no_more_than_the_limit() {
         each_case(|limit, claims, shares| {
-            let used = |(share, claim): (&u64, &ShareClaim)| *share.min(&claim.need());
-            let sum = shares.iter().zip(claims).map(used).sum::<u64>();
-            let wanted = claims.iter().map(ShareClaim::need).sum::<u64>().min(limit);
+            let use_of = |(share, claim): (&u64, &ShareClaim)| *share.min(&claim.need());
+            let sum = shares.iter().zip(claims).map(use_of).sum::<u64>();
+            let expected = claims.iter().map(ShareClaim::need).sum::<u64>().min(limit);
             // By the next level the sum grows by so much at most.
             let step = claims.iter().map(|claim| 1 + u64::from(claim.weight / WEIGHT)).sum::<u64>();
-            assert!(sum <= limit && sum + step > wanted, "{limit} {claims:?} {shares:?}");
+            assert!(sum <= limit && sum + step > expected, "{limit} {claims:?} {shares:?}");
         });
     }
 
@@ -179,8 +179,9 @@ mod tests {
             } else {
                 let short = |n: &usize| shares[*n] < claims[*n].least;
                 let level = (0..claims.len()).filter(short).map(|n| claims[n].least).min();
-                let spared = (0..claims.len()).filter(|n| !short(n)).map(|n| claims[n].least).max();
-                assert!(level.is_some() && spared <= level, "{limit} {claims:?} {shares:?}");
+                let spare_level =
+                    (0..claims.len()).filter(|n| !short(n)).map(|n| claims[n].least).max();
+                assert!(level.is_some() && spare_level <= level, "{limit} {claims:?} {shares:?}");
             }
         });
     }
@@ -211,22 +212,22 @@ mod tests {
                     more && level(other.min(&its.need()) - 1, its) > level(share + 1, claim)
                 };
                 let sum = claims.iter().map(|claim| claim.least).sum::<u64>();
-                let taken = is_short && sum <= limit && shares.iter().zip(claims).any(above);
-                assert!(!taken, "{limit} {claims:?} {shares:?}");
+                let is_too_much = is_short && sum <= limit && shares.iter().zip(claims).any(above);
+                assert!(!is_too_much, "{limit} {claims:?} {shares:?}");
             }
         });
     }
 
     #[test]
     fn shares_follow_the_weights() {
-        let [light, plain, heavy] =
+        let [light, medium, heavy] =
             [50, 100, 300].map(|weight| ShareClaim { need: 1000, least: 0, weight });
-        assert_eq!(shares(900, &[light, plain, heavy]), [100, 200, 600]);
+        assert_eq!(shares(900, &[light, medium, heavy]), [100, 200, 600]);
         // Who needs less leaves the rest to the others.
         let modest = ShareClaim { need: 150, ..heavy };
-        assert_eq!(shares(900, &[light, plain, modest]), [250, 500, 150]);
+        assert_eq!(shares(900, &[light, medium, modest]), [250, 500, 150]);
         let floor = ShareClaim { least: 400, ..light };
-        assert_eq!(shares(900, &[floor, plain, heavy]), [400, 125, 375]);
-        assert_eq!(shares(4000, &[plain, heavy]), [1500, 2500]);
+        assert_eq!(shares(900, &[floor, medium, heavy]), [400, 125, 375]);
+        assert_eq!(shares(4000, &[medium, heavy]), [1500, 2500]);
     }
 }

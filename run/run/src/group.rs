@@ -75,10 +75,10 @@ impl GroupRun {
 
     /// Returns what the run claims. Floors count only if they leave all runs what they can't fold.
     fn claim(&self, has_floor: bool) -> ShareClaim {
-        let spared = self.least_bytes.saturating_add(self.least_bytes / SPARE);
-        let need = self.need_bytes.max(NEED_MIN_BYTES).max(spared);
+        let spare_bytes = self.least_bytes.saturating_add(self.least_bytes / SPARE);
+        let need = self.need_bytes.max(NEED_MIN_BYTES).max(spare_bytes);
         let floor = if has_floor { self.floor_bytes.min(need) } else { 0 };
-        ShareClaim { need, least: spared.max(floor), weight: self.weight }
+        ShareClaim { need, least: spare_bytes.max(floor), weight: self.weight }
     }
 }
 
@@ -93,12 +93,12 @@ fn fair(limit: u64, own: &GroupRun, others: &[GroupRun]) -> u64 {
         claims.iter().fold(0, |sum: u64, claim| sum.saturating_add(of(claim)))
     };
     let has_floors = sum(&claims(&|run| run.claim(true)), &|claim| claim.least) <= limit;
-    let working = claims(&|run| {
+    let quiet_claims = claims(&|run| {
         let claim = run.claim(has_floors);
         ShareClaim { need: if run.is_quiet { claim.least } else { claim.need }, ..claim }
     });
-    if sum(&working, &|claim| claim.need) > limit {
-        return shares(limit, &working)[0];
+    if sum(&quiet_claims, &|claim| claim.need) > limit {
+        return shares(limit, &quiet_claims)[0];
     }
     let with_quiet = claims(&|run| {
         let claim = run.claim(has_floors);
@@ -117,10 +117,10 @@ pub fn most(limit: u64, others: &[GroupRun]) -> u64 {
 /// Returns the bytes that `own` may use from now on, beside the other runs of its group.
 pub fn share(limit: u64, own: &GroupRun, others: &[GroupRun]) -> u64 {
     let fair = fair(limit, own, others);
-    let taken = others
+    let bytes_of_others = others
         .iter()
         .fold(0, |sum: u64, other| sum.saturating_add(other.share_bytes.max(other.held_bytes)));
-    let most = limit.saturating_sub(taken).max(own.share_bytes);
+    let most = limit.saturating_sub(bytes_of_others).max(own.share_bytes);
     fair.min(most)
 }
 
@@ -141,8 +141,8 @@ mod tests {
         for n in 0..runs.len() {
             let others = [&runs[..n], &runs[n + 1..]].concat();
             runs[n].share_bytes = share(limit, &runs[n], &others);
-            let needed = runs[n].need_bytes.max(runs[n].least_bytes);
-            runs[n].held_bytes = runs[n].share_bytes.max(runs[n].least_bytes).min(needed);
+            let need = runs[n].need_bytes.max(runs[n].least_bytes);
+            runs[n].held_bytes = runs[n].share_bytes.max(runs[n].least_bytes).min(need);
         }
     }
 

@@ -51,12 +51,12 @@ fn number(digits: &[u8]) -> Option<u32> {
 }
 
 fn add_number(number: u32, add: &mut dyn FnMut(&[u8])) {
-    let (mut digits, mut at, mut left) = ([0u8; 10], 10, number);
+    let (mut digits, mut at, mut rest) = ([0u8; 10], 10, number);
     loop {
         at -= 1;
-        digits[at] = b'0' + (left % 10) as u8;
-        left /= 10;
-        if left == 0 {
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
             return add(&digits[at..]);
         }
     }

@@ -81,14 +81,14 @@ impl Mailbox {
     /// Takes all complete lines, in their order. A later line of a thread never comes before an
     /// earlier one.
     pub fn take(&self) -> Vec<MailLine> {
-        let mut found = Vec::new();
-        self.collect(&mut found, u64::MAX);
+        let mut lines = Vec::new();
+        self.collect(&mut lines, u64::MAX);
         // A line may have been left at a place already passed, before another line that was found.
-        let end = found.iter().map(|(number, _)| *number).max().unwrap_or(0);
+        let end = lines.iter().map(|(number, _)| *number).max().unwrap_or(0);
         // There are at most as many passes as places, since a process may write any number there.
-        let _ = self.places.iter().take_while(|_| self.collect(&mut found, end)).count();
-        found.sort_by_key(|(number, _)| *number);
-        found.into_iter().map(|(_, letter)| letter).collect()
+        let _ = self.places.iter().take_while(|_| self.collect(&mut lines, end)).count();
+        lines.sort_by_key(|(number, _)| *number);
+        lines.into_iter().map(|(_, letter)| letter).collect()
     }
 
     /// Returns how many lines found no free place since the last call.
@@ -156,10 +156,12 @@ mod tests {
         assert!(!mailbox.leave(1, false, b"no room"));
         assert!(!mailbox.leave(1, false, b"nor here"));
         assert_eq!([mailbox.take_lost(), mailbox.take_lost()], [2, 0]);
-        let found = mailbox.take();
-        assert_eq!(found.len(), PLACES);
-        assert_eq!(found[3], MailLine { process: 3, last: true, text: "line 3".into() });
-        assert!(found.iter().enumerate().all(|(n, l)| l.process == n as u32 && l.last == (n == 3)));
+        let letters = mailbox.take();
+        assert_eq!(letters.len(), PLACES);
+        assert_eq!(letters[3], MailLine { process: 3, last: true, text: "line 3".into() });
+        assert!(
+            letters.iter().enumerate().all(|(n, l)| l.process == n as u32 && l.last == (n == 3))
+        );
         assert!(mailbox.take().is_empty());
         assert!(mailbox.leave(7, false, &[b'x'; 3000]));
         assert_eq!(mailbox.take()[0].text.len(), LINE_BYTES_MAX);
@@ -168,7 +170,7 @@ mod tests {
     #[test]
     fn waiter_gets_every_line_of_many_threads() {
         let mailbox = empty();
-        let mut read = Vec::new();
+        let mut letters_read = Vec::new();
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 scope.spawn(move || {
@@ -179,17 +181,17 @@ mod tests {
                     }
                 });
             }
-            while read.len() < 4000 {
+            while letters_read.len() < 4000 {
                 let rung = mailbox.rung();
                 let new = mailbox.take();
                 if new.is_empty() {
                     mailbox.wait(rung);
                 }
-                read.extend(new);
+                letters_read.extend(new);
             }
         });
         for thread in 0..4 {
-            let texts: Vec<_> = read
+            let texts: Vec<_> = letters_read
                 .iter()
                 .filter(|l| l.process == thread)
                 .map(|l| l.text.parse::<u32>().unwrap())

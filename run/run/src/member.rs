@@ -3,7 +3,7 @@
 //!
 //! A process that changes its user and cannot change back gives up its table. It then uses the
 //! table of its new user, or none.
-use crate::door::{self, DoorAnswer, DoorWay};
+use crate::door::{self, DoorAddress, DoorAnswer};
 use crate::fair_share::{ShareClaim, share};
 use crate::mailbox::Mailbox;
 use crate::request::TableAddress;
@@ -134,11 +134,11 @@ pub fn open(address: TableAddress<'static>, link: Option<i32>) {
         // and it is never changed afterwards.
         IDENTITY.store(unsafe { FIRST_IDENTITY.change() }.insert(own), SeqCst);
     }
-    let Ok(found) = at_path(&address).or_else(|_| at_door(&address)) else { return };
-    FIRST.store(found.note_process() as u32, Relaxed);
+    let Ok(table) = at_path(&address).or_else(|_| at_door(&address)) else { return };
+    FIRST.store(table.note_process() as u32, Relaxed);
     // SAFETY: only the constructor's thread runs code of this library. No reference to `TABLE` exists yet, and it is
     // never changed afterwards.
-    let place = unsafe { TABLE.change() }.insert(found);
+    let place = unsafe { TABLE.change() }.insert(table);
     FOUND.store(place, SeqCst);
 }
 
@@ -146,8 +146,8 @@ pub fn open(address: TableAddress<'static>, link: Option<i32>) {
 /// none. The constructor calls it once.
 pub fn open_samples(path: &str) {
     let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::RDWR;
-    let opened = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
-    if let Ok(ring) = opened {
+    let ring = rustix::fs::open(path, flags, Mode::empty()).and_then(SampleRing::open);
+    if let Ok(ring) = ring {
         // SAFETY: only the constructor's thread runs code of this library. No reference to `SAMPLES` exists yet, and it
         // is never changed afterwards.
         let place = unsafe { SAMPLES.change() }.insert(ring);
@@ -208,8 +208,9 @@ pub fn keep_link(least: i32) {
 /// Asks at the door, by the socket if there is one.
 fn ask(address: &TableAddress<'_>) -> Result<DoorAnswer, Errno> {
     let name = address.door.as_bytes();
-    let way = door::connected(link(), name).map_or(DoorWay::Name(name), DoorWay::Socket);
-    door::ask(way, &address.key)
+    let door_address =
+        door::connected(link(), name).map_or(DoorAddress::Name(name), DoorAddress::Socket);
+    door::ask(door_address, &address.key)
 }
 
 /// Gets the table of the calling thread's user from the door.

@@ -150,18 +150,21 @@ mod tests {
         let paths = [path_of(77, 5), path_of(77, 6)];
         let address = address([&paths[0], &paths[1]]);
         let text = RunRequest::write("limit=5\nswap=/a=b,c\n", &address);
-        let read = RunRequest::new(&text);
-        assert_eq!(read.settings(), "limit=5\nswap=/a=b,c\n");
-        assert_eq!(read.address(), Some(address));
-        assert_eq!((read.runner(), read.samples()), (Some(77), None));
-        let mut recorded = text.clone();
-        RunRequest::add_samples(&mut recorded, "/proc/77/fd/9");
-        let read = RunRequest::new(&recorded);
-        assert_eq!((read.samples(), read.address()), (Some("/proc/77/fd/9"), Some(address)));
-        assert_eq!((read.settings().as_str(), read.link()), ("limit=5\nswap=/a=b,c\n", None));
-        let linked = recorded + ";socket=994";
-        let read = RunRequest::new(&linked);
-        assert_eq!((read.settings().as_str(), read.link()), ("limit=5\nswap=/a=b,c\n", Some(994)));
+        let request = RunRequest::new(&text);
+        assert_eq!(request.settings(), "limit=5\nswap=/a=b,c\n");
+        assert_eq!(request.address(), Some(address));
+        assert_eq!((request.runner(), request.samples()), (Some(77), None));
+        let mut text_with_samples = text.clone();
+        RunRequest::add_samples(&mut text_with_samples, "/proc/77/fd/9");
+        let request = RunRequest::new(&text_with_samples);
+        assert_eq!((request.samples(), request.address()), (Some("/proc/77/fd/9"), Some(address)));
+        assert_eq!((request.settings().as_str(), request.link()), ("limit=5\nswap=/a=b,c\n", None));
+        let text_with_link = text_with_samples + ";socket=994";
+        let request = RunRequest::new(&text_with_link);
+        assert_eq!(
+            (request.settings().as_str(), request.link()),
+            ("limit=5\nswap=/a=b,c\n", Some(994))
+        );
         assert_eq!(
             text,
             format!(
@@ -176,11 +179,15 @@ mod tests {
     fn text_without_a_whole_address_has_settings_only() {
         let whole = RunRequest::write("limit=5", &address(["/proc/1/fd/2", "/proc/1/fd/3"]));
         for part in [STATS, BOUNDS, DOOR] {
-            let left: alloc::vec::Vec<&str> =
+            let rest: alloc::vec::Vec<&str> =
                 whole.split(';').filter(|line| !line.starts_with(part)).collect();
-            let text = left.join(";");
-            let read = RunRequest::new(&text);
-            assert_eq!((read.address(), read.settings().as_str()), (None, "limit=5\n"), "{part}");
+            let text = rest.join(";");
+            let request = RunRequest::new(&text);
+            assert_eq!(
+                (request.address(), request.settings().as_str()),
+                (None, "limit=5\n"),
+                "{part}"
+            );
         }
         for text in
             [whole.replace("1f", "1g"), whole[..whole.len() - 1].into(), whole.clone() + "0"]
@@ -194,7 +201,8 @@ mod tests {
 
     #[test]
     fn request_is_found_in_an_environment() {
-        let of = |text: &'static str| RunRequest::find(text.as_bytes()).map(|found| found.text());
+        let of =
+            |text: &'static str| RunRequest::find(text.as_bytes()).map(|request| request.text());
         assert_eq!(of("A=1\0MEMFOLD_RUN=limit=5;x\0B=2\0"), Some("limit=5;x"));
         let none = ["", "A=1\0MEMFOLD_RUN=\0", "XMEMFOLD_RUN=1\0MEMFOLD_RUNS=2\0"];
         assert_eq!(none.map(of), [None; 3]);

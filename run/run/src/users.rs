@@ -169,9 +169,9 @@ impl UserTables {
     pub fn deal(&self, measured: Option<MeasuredUsers>) {
         let mut last = self.measured.lock();
         *last = measured.unwrap_or_else(|| core::mem::take(&mut last));
-        let asked = |user: &UserTable| [true, false].map(|limit| asked(user, limit, &last));
+        let claims = |user: &UserTable| [true, false].map(|limit| asked(user, limit, &last));
         let users = self.users();
-        self.bounds.deal(&users.iter().map(asked).collect::<Vec<_>>());
+        self.bounds.deal(&users.iter().map(claims).collect::<Vec<_>>());
         users.iter().for_each(|user| user.table.send_bounds());
     }
 
@@ -180,7 +180,7 @@ impl UserTables {
     pub fn claim(&self) -> (ShareClaim, u64) {
         let slotless = self.bounds.slotless().1;
         let mut claim = ShareClaim { need: slotless, least: slotless, ..ShareClaim::default() };
-        let mut held = slotless;
+        let mut bytes = slotless;
         let last = self.measured.lock();
         for (n, user) in self.users().iter().enumerate() {
             let mut sum = PeakSums::default();
@@ -190,13 +190,13 @@ impl UserTables {
                 0 => u64::MAX,
                 _ => last.get(&user.uid).copied().unwrap_or(0),
             };
-            let asked = if n == 0 { user.table.asked(true) } else { asked(user, true, &last) };
-            let own = asked.claim;
-            held = held.saturating_add(sum.bytes().min(most));
+            let user_claim = if n == 0 { user.table.asked(true) } else { asked(user, true, &last) };
+            let own = user_claim.claim;
+            bytes = bytes.saturating_add(sum.bytes().min(most));
             claim.need = claim.need.saturating_add(own.need);
             claim.least = claim.least.saturating_add(own.least);
         }
-        (claim, held)
+        (claim, bytes)
     }
 
     /// Raises the peaks to what all processes hold now.
@@ -303,8 +303,8 @@ mod tests {
         theirs.stats().resident_bytes.store(u64::MAX, Relaxed);
         tables.bounds().set_slotless(1, 7);
         tables.deal(Some(BTreeMap::from([(5, 30)])));
-        let (claim, held) = tables.claim();
-        assert_eq!((claim.need, claim.least, held), (147, 67, 77));
+        let (claim, held_bytes) = tables.claim();
+        assert_eq!((claim.need, claim.least, held_bytes), (147, 67, 77));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A process that doesn't see `memfold run` in its /proc, and asks at the door. What a process is a
 //! member of is known to all of it, so this is one test.
 use memfold_os::raw::receive_with_files;
-use memfold_run::door::{self, DoorKey, DoorWay, HALF};
+use memfold_run::door::{self, DoorAddress, DoorKey, HALF};
 use memfold_run::member;
 use memfold_run::request::TableAddress;
 use memfold_run::table::bounds::RunBounds;
@@ -30,13 +30,13 @@ fn process_gets_table_and_number_at_the_door() {
     // Answers as `memfold run` does, but for the key, of which it keeps what a test asks for.
     std::thread::spawn(move || {
         loop {
-            let mut asked = [0u8; HALF];
-            let (len, [to, _]) = receive_with_files(&socket, &mut asked).unwrap();
+            let mut key_half = [0u8; HALF];
+            let (len, [to, _]) = receive_with_files(&socket, &mut key_half).unwrap();
             let to = to.expect("the request brings a socket");
             let own = SocketAddrUnix::try_from(getsockname(&to).unwrap()).unwrap();
             let has_name = own.abstract_name().is_some_and(|name| !name.is_empty());
             assert!(len == HALF && !has_name);
-            let answer = if asked == key.ask { key.answer } else { [9; HALF] };
+            let answer = if key_half == key.ask { key.answer } else { [9; HALF] };
             let bytes = [&answer[..], &NUMBER.to_ne_bytes()].concat();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -47,10 +47,10 @@ fn process_gets_table_and_number_at_the_door() {
     });
 
     let stranger = DoorKey { ask: [3; HALF], ..key };
-    let way = DoorWay::Name(name.as_bytes());
-    assert!(door::ask(way, &stranger).is_err(), "the answer proves nothing");
-    assert!(door::ask(DoorWay::Name(b"memfold-nobody"), &key).is_err());
-    assert_eq!(door::ask(way, &key).unwrap().number, NUMBER);
+    let address = DoorAddress::Name(name.as_bytes());
+    assert!(door::ask(address, &stranger).is_err(), "the answer proves nothing");
+    assert!(door::ask(DoorAddress::Name(b"memfold-nobody"), &key).is_err());
+    assert_eq!(door::ask(address, &key).unwrap().number, NUMBER);
 
     let paths = ["/nonexistent/table", "/nonexistent/bounds"];
     // Descriptor 0 is not connected to the door.

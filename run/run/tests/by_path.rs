@@ -31,8 +31,8 @@ fn process_finds_its_table_and_shares_with_others() {
     member::open(RunRequest::new(text).address().unwrap(), None);
     assert!(member::is_first() && tables.has_begun());
     assert_eq!(member::bounds(), Some((100 * MIB, u64::MAX)));
-    let (given, least) = member::whole(true).unwrap();
-    assert_eq!((given, least.bytes), ((100 * MIB, u64::MAX), 0));
+    let (bounds, least) = member::whole(true).unwrap();
+    assert_eq!((bounds, least.bytes), ((100 * MIB, u64::MAX), 0));
     assert!(member::own().is_none() && member::number() == own);
 
     // The slot is the thread's, and its figures are where `memfold run` reads them.
@@ -46,19 +46,19 @@ fn process_finds_its_table_and_shares_with_others() {
     member::set_least(60 * MIB, 5 * MIB);
     assert_eq!(tables.tables()[0].asked(true).claim.least, 65 * MIB);
     assert_eq!(tables.tables()[0].asked(false).claim.least, 60 * MIB);
-    let (asked, answered) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+    let (questions, answers) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
     let other = std::thread::spawn({
         let table = tables.tables()[0];
         move || {
             // SAFETY: threads of this test use no robust mutex.
             unsafe { table.claim(1) }.unwrap().set_need(80 * MIB);
-            asked.0.send(()).unwrap();
-            answered.1.recv().unwrap();
+            questions.0.send(()).unwrap();
+            answers.1.recv().unwrap();
         }
     });
-    asked.1.recv().unwrap();
+    questions.1.recv().unwrap();
     assert_eq!(member::share_of(100 * MIB, 90 * MIB, true), (65 * MIB, 1));
-    answered.0.send(()).unwrap();
+    answers.0.send(()).unwrap();
     other.join().unwrap();
 
     tables.set_bounds(Some(20 * MIB), None);

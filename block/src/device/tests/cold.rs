@@ -30,9 +30,9 @@ fn random_requests_match_a_byte_vector_during_writeback() {
                 ObjectPick::All,
             ]);
             pair.device.backing.mark_idle(Duration::ZERO);
-            let freed = pair.device.backing.write_back(pick).unwrap();
+            let bytes = pair.device.backing.write_back(pick).unwrap();
             assert!(
-                freed > 0 || turn > 0 || pick == ObjectPick::Huge,
+                bytes > 0 || turn > 0 || pick == ObjectPick::Huge,
                 "order {order}: nothing left memory"
             );
             if turn % 3 == 0 {
@@ -63,19 +63,19 @@ fn random_requests_match_a_byte_vector_during_writeback() {
 fn object_of_the_same_handle_with_other_bytes_is_not_replaced() {
     let mut pair = Pair::new(&spilling(0, 0, spill_settings(1 << 30, None)), 1 << 20);
     let backing = pair.device.backing.clone();
-    let held = || {
-        let mut held = None;
+    let holder_handle = || {
+        let mut handle = None;
         backing.store.each_object(|cold| {
-            held = Some(*cold);
+            handle = Some(*cold);
             false
         });
-        held.expect("a page of noise is an object")
+        handle.expect("a page of noise is an object")
     };
     pair.write(0, &noise(0, PAGE_SIZE)).unwrap();
-    let cold = held();
+    let cold = holder_handle();
     let wraps = (1..1 << 16).any(|n| {
         pair.write(0, &noise(n, PAGE_SIZE)).unwrap();
-        held().handle == cold.handle
+        holder_handle().handle == cold.handle
     });
     assert!(wraps, "the generation wraps");
     assert!(!pair.device.replace(&cold, Handle::ZERO));
@@ -115,13 +115,13 @@ fn threads_past_the_limit_beside_tidying_lose_no_byte() {
                         fill(&mut random, &mut own[at..at + len]);
                         device.write(&mut io, (n << 23) + at as u64, &own[at..at + len]).unwrap();
                         let at = random.below(own.len() - 5000);
-                        let mut found = [0; 5000];
-                        device.read(&mut io, (n << 23) + at as u64, &mut found).unwrap();
-                        assert!(found == own[at..at + 5000]);
+                        let mut bytes = [0; 5000];
+                        device.read(&mut io, (n << 23) + at as u64, &mut bytes).unwrap();
+                        assert!(bytes == own[at..at + 5000]);
                     }
-                    let mut found = vec![0; own.len()];
-                    device.read(&mut io, n << 23, &mut found).unwrap();
-                    assert!(found == own, "thread {n}");
+                    let mut bytes = vec![0; own.len()];
+                    device.read(&mut io, n << 23, &mut bytes).unwrap();
+                    assert!(bytes == own, "thread {n}");
                 })
             })
             .collect();
@@ -129,18 +129,18 @@ fn threads_past_the_limit_beside_tidying_lose_no_byte() {
         backing.stop();
         tender.join().unwrap();
     });
-    let (objects, spilled) = device.check().unwrap();
+    let (objects, spilled_objects) = device.check().unwrap();
     assert_eq!(
-        (objects, spilled),
+        (objects, spilled_objects),
         (backing.stats().store.objects, backing.stats().spill.unwrap().objects)
     );
-    assert!(spilled > 0);
+    assert!(spilled_objects > 0);
 }
 
 #[test]
 fn full_file_or_spent_writeback_limit_keeps_every_byte() {
     for spill in [spill_settings(4 << 20, None), spill_settings(1 << 30, Some(3 << 20))] {
-        let limited = spill.limit_bytes.is_some();
+        let is_limited = spill.limit_bytes.is_some();
         let mut pair = Pair::new(&spilling(2, 8 << 20, spill), 24 << 20);
         let mut at = 0;
         while pair.write(at, &noise(at, 100_000)).is_ok() {
@@ -152,10 +152,10 @@ fn full_file_or_spent_writeback_limit_keeps_every_byte() {
             Err(IoError::NoSpace)
         );
         let error = pair.device.backing.stats().spill.unwrap().error.unwrap();
-        assert!(error.contains(if limited { "limit" } else { "full" }), "{error}");
+        assert!(error.contains(if is_limited { "limit" } else { "full" }), "{error}");
         pair.check();
         // There is room again after a discard, or after the limit is raised.
-        if limited {
+        if is_limited {
             assert!(pair.device.backing.set_writeback_limit(None));
             pair.write(20 << 20, &noise(9, 4 << 20)).unwrap();
         } else {
@@ -183,7 +183,7 @@ fn full_file_system_fails_writes_and_limit_holds() {
 }
 
 #[test]
-fn what_is_idle_or_huge_is_what_leaves() {
+fn idle_and_huge_blocks_are_written_back() {
     let mut pair = Pair::new(&spilling(2, 0, spill_settings(1 << 30, None)), 8 << 20);
     let soft: Vec<u8> = (0..1u32 << 20).map(|i| (i / 50) as u8).collect();
     pair.write(0, &soft).unwrap();
@@ -193,18 +193,18 @@ fn what_is_idle_or_huge_is_what_leaves() {
     backing.mark_idle(Duration::ZERO);
     pair.compare(0, 512 << 10);
     let (soft_left, huge_left) = (64, 64);
-    let spilled = || backing.stats().spill.unwrap().objects;
+    let spilled_objects = || backing.stats().spill.unwrap().objects;
     backing.write_back(ObjectPick::HugeIdle).unwrap();
-    assert_eq!(spilled(), huge_left);
+    assert_eq!(spilled_objects(), huge_left);
     backing.write_back(ObjectPick::Idle).unwrap();
-    assert_eq!(spilled(), huge_left + soft_left / 2, "what was read is idle no more");
-    let mut seen = Vec::new();
+    assert_eq!(spilled_objects(), huge_left + soft_left / 2, "what was read is idle no more");
+    let mut offsets = Vec::new();
     backing.each_object(&pair.device, 0, |object| {
-        seen.push((object.offset, object.is_written_back, object.is_idle));
+        offsets.push((object.offset, object.is_written_back, object.is_idle));
         true
     });
-    assert_eq!(seen.len(), 128);
-    assert_eq!((seen[0], seen[32].1, seen[127].1), ((0, false, false), true, true));
+    assert_eq!(offsets.len(), 128);
+    assert_eq!((offsets[0], offsets[32].1, offsets[127].1), ((0, false, false), true, true));
     backing.mark_idle(Duration::from_secs(3600));
     let idle = |pair: &Pair| {
         let mut count = 0;
@@ -237,22 +237,22 @@ fn recompression_makes_objects_smaller_and_changes_no_byte() {
     let codec = CodecSpec::parse("zstd:6").unwrap();
     assert_eq!(backing.recompress(ObjectPick::Idle, codec, 0), RecompressResult::default());
     let stop = AtomicBool::new(false);
-    let done = thread::scope(|scope| {
+    let outcome = thread::scope(|scope| {
         scope.spawn(|| {
-            let (mut io, mut found) = (pair.device.io(), vec![0; 16384]);
+            let (mut io, mut bytes) = (pair.device.io(), vec![0; 16384]);
             while !stop.load(Relaxed) {
                 for block in 0..256 {
-                    pair.device.read(&mut io, block * 16384, &mut found).unwrap();
-                    assert!(found == text[block as usize * 16384..][..16384]);
+                    pair.device.read(&mut io, block * 16384, &mut bytes).unwrap();
+                    assert!(bytes == text[block as usize * 16384..][..16384]);
                 }
             }
         });
-        let done = backing.recompress(ObjectPick::All, codec, 0);
+        let result = backing.recompress(ObjectPick::All, codec, 0);
         stop.store(true, Relaxed);
-        done
+        result
     });
-    assert_eq!((done.tried, done.smaller), (320, 256));
-    assert_eq!(before - backing.stats().store.stored_bytes, done.gained_bytes);
+    assert_eq!((outcome.tried, outcome.smaller), (320, 256));
+    assert_eq!(before - backing.stats().store.stored_bytes, outcome.gained_bytes);
     assert_eq!(
         backing.recompress(ObjectPick::All, codec, 0),
         RecompressResult::default(),

@@ -65,13 +65,13 @@ impl Pair {
     /// Writes. A refused write has left each page of each byte range unchanged, or changed it.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
         let to = offset as usize..offset as usize + from.len();
-        let done = self.device.write(&mut self.io, offset, from);
-        if done.is_err() {
+        let outcome = self.device.write(&mut self.io, offset, from);
+        if outcome.is_err() {
             self.adopt(offset, from);
         } else {
             self.bytes[to].copy_from_slice(from);
         }
-        done
+        outcome
     }
 
     fn adopt(&mut self, offset: u64, from: &[u8]) {
@@ -79,13 +79,13 @@ impl Pair {
         while at < from.len() {
             let start = offset as usize + at;
             let len = (PAGE_SIZE - start % PAGE_SIZE).min(from.len() - at);
-            let found = self.read(start as u64, len);
+            let bytes = self.read(start as u64, len);
             let (old, new) = (&mut self.bytes[start..start + len], &from[at..at + len]);
             assert!(
-                found == *old || found == new,
+                bytes == *old || bytes == new,
                 "a refused write left something else at {start}"
             );
-            old.copy_from_slice(&found);
+            old.copy_from_slice(&bytes);
             at += len;
         }
     }
@@ -96,31 +96,34 @@ impl Pair {
     }
 
     fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
-        let mut found = vec![0xa5; len];
-        self.device.read(&mut self.io, offset, &mut found).unwrap();
-        found
+        let mut bytes = vec![0xa5; len];
+        self.device.read(&mut self.io, offset, &mut bytes).unwrap();
+        bytes
     }
 
     #[track_caller]
     pub fn compare(&mut self, offset: u64, len: usize) {
-        let found = self.read(offset, len);
-        let wanted = &self.bytes[offset as usize..][..len];
-        let wrong = found.iter().zip(wanted).position(|(a, b)| a != b);
-        assert_eq!(wrong.map(|at| offset + at as u64), None, "a wrong byte");
+        let bytes = self.read(offset, len);
+        let expected = &self.bytes[offset as usize..][..len];
+        let difference = bytes.iter().zip(expected).position(|(a, b)| a != b);
+        assert_eq!(difference.map(|at| offset + at as u64), None, "a wrong byte");
     }
 
     /// Compares every byte, and verifies the table, the store, and the status.
     #[track_caller]
     pub fn check(&mut self) {
         self.compare(0, self.bytes.len());
-        let (objects, spilled) = self.device.check().unwrap();
+        let (objects, spilled_objects) = self.device.check().unwrap();
         self.device.backing.store.check().unwrap();
         assert_eq!(
             objects,
             self.device.backing.store.stats().objects,
             "an object that no slot knows"
         );
-        assert_eq!(spilled, self.device.backing.stats().spill.map_or(0, |spill| spill.objects));
+        assert_eq!(
+            spilled_objects,
+            self.device.backing.stats().spill.map_or(0, |spill| spill.objects)
+        );
         let (mut at, bytes) = (0, &self.bytes);
         let each = |len, status| {
             let run = &bytes[at as usize..(at + len) as usize];
@@ -241,16 +244,16 @@ fn threads_sharing_blocks_and_pages_lose_no_byte() {
                         device.write(&mut io, at, own).unwrap();
                     }
                     _ => {
-                        let mut found = vec![0; own.len()];
-                        device.read(&mut io, at, &mut found).unwrap();
-                        assert!(found == *own, "thread {thread}, {at}");
+                        let mut bytes = vec![0; own.len()];
+                        device.read(&mut io, at, &mut bytes).unwrap();
+                        assert!(bytes == *own, "thread {thread}, {at}");
                     }
                 }
             }
             for (row, own) in own.iter().enumerate() {
-                let mut found = vec![0; own.len()];
-                device.read(&mut io, (row as u64 * THREADS + thread) * stripe, &mut found).unwrap();
-                assert!(found == *own, "thread {thread}, row {row}, at the end");
+                let mut bytes = vec![0; own.len()];
+                device.read(&mut io, (row as u64 * THREADS + thread) * stripe, &mut bytes).unwrap();
+                assert!(bytes == *own, "thread {thread}, row {row}, at the end");
             }
         };
         thread::scope(|scope| (0..THREADS).for_each(|t| drop(scope.spawn(move || work(t)))));
@@ -279,12 +282,12 @@ fn overlapping_writes_of_a_block_leave_one_of_them_whole() {
             })
             .collect();
         scope.spawn(|| {
-            let (mut io, mut found) = (device.io(), vec![0; 16384]);
+            let (mut io, mut bytes) = (device.io(), vec![0; 16384]);
             while !over.load(Relaxed) {
                 for block in 0..4 {
-                    device.read(&mut io, block * 16384, &mut found).unwrap();
+                    device.read(&mut io, block * 16384, &mut bytes).unwrap();
                     assert!(
-                        found.iter().all(|b| *b == found[0]),
+                        bytes.iter().all(|b| *b == bytes[0]),
                         "block {block} is of several writes"
                     );
                 }
@@ -431,8 +434,8 @@ fn full_device_fails_writes_keeps_data_and_recovers_with_room() {
     }
     assert!(at > 6 << 20 && at < 9 << 20, "{at}");
     assert_eq!(pair.device.write(&mut pair.io, 40 << 20, &noise(9, 16384)), Err(IoError::NoSpace));
-    let held = pair.device.backing.held_bytes();
-    assert!(held <= limit + (64 << 10), "{held} bytes held");
+    let held_bytes = pair.device.backing.held_bytes();
+    assert!(held_bytes <= limit + (64 << 10), "{held_bytes} bytes held");
     pair.check();
     // A discard is never refused, even of parts of pages.
     pair.zero(1000, (2 << 20) - 999, ZeroPolicy::Hole);
@@ -446,10 +449,10 @@ fn damaged_block_is_an_error_until_it_is_rewritten() {
     pair.device.backing.store.faults().strike_at(InjectedFault::Stored, 1);
     pair.write(0, &noise(1, 16384)).unwrap();
     pair.device.backing.store.faults().clear();
-    let mut found = vec![0; 16384];
+    let mut bytes = vec![0; 16384];
     for len in [16384, 100] {
-        let read = pair.device.read(&mut pair.io, 0, &mut found[..len]);
-        assert!(matches!(read, Err(IoError::Damaged(_))), "{read:?}");
+        let outcome = pair.device.read(&mut pair.io, 0, &mut bytes[..len]);
+        assert!(matches!(outcome, Err(IoError::Damaged(_))), "{outcome:?}");
     }
     // A change of a part needs the rest.
     assert!(matches!(pair.device.write(&mut pair.io, 10, b"x"), Err(IoError::Damaged(_))));
@@ -465,9 +468,9 @@ fn devices_of_one_backing_share_its_limit_and_no_byte() {
         (Device::new(&backing, 16 << 20).unwrap(), Device::new(&backing, 16 << 20).unwrap());
     let mut io = a.io();
     a.write(&mut io, 4096, &noise(1, 6 << 20)).unwrap();
-    let mut found = vec![1; 1 << 20];
-    b.read(&mut io, 0, &mut found).unwrap();
-    assert!(found.iter().all(|byte| *byte == 0));
+    let mut bytes = vec![1; 1 << 20];
+    b.read(&mut io, 0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0));
     assert_eq!(b.write(&mut io, 0, &noise(2, 4 << 20)), Err(IoError::NoSpace));
     // A device that ends frees its memory.
     (a, b) = (b, Device::new(&backing, 16 << 20).unwrap());
@@ -478,20 +481,21 @@ fn devices_of_one_backing_share_its_limit_and_no_byte() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
-    let limited = backing(2, LIMIT_BYTES_MIN, "lz4");
-    let refused =
-        |size: u64| Device::new(&limited, size).err().map(|e| e.to_string()).unwrap_or_default();
-    assert!(refused(0).contains("size"), "{}", refused(0));
-    assert!(refused(1000).contains("multiple of 512"), "{}", refused(1000));
-    assert!(refused(SIZE_BYTES_MAX + 512).contains("at most"));
+fn nonsense_is_refused() {
+    let memory_limited = backing(2, LIMIT_BYTES_MIN, "lz4");
+    let refusal = |size: u64| {
+        Device::new(&memory_limited, size).err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    assert!(refusal(0).contains("size"), "{}", refusal(0));
+    assert!(refusal(1000).contains("multiple of 512"), "{}", refusal(1000));
+    assert!(refusal(SIZE_BYTES_MAX + 512).contains("at most"));
     assert!(
         SlotTable::bytes(SIZE_BYTES_MAX / PAGE) > LIMIT_BYTES_MIN
-            && refused(SIZE_BYTES_MAX).contains("Raise the limit")
+            && refusal(SIZE_BYTES_MAX).contains("Raise the limit")
     );
     let settings = MemorySettings { limit_bytes: 1 << 20, ..MemorySettings::default() };
     assert_eq!(DeviceMemory::new(&settings).err(), Some(DeviceError::Limit(1 << 20)));
-    let device = Device::new(&limited, 1536).unwrap();
+    let device = Device::new(&memory_limited, 1536).unwrap();
     let (mut io, mut byte) = (device.io(), [0]);
     for offset in [1536, 1 << 40, u64::MAX] {
         assert_eq!(device.read(&mut io, offset, &mut byte), Err(IoError::OutOfRange));

@@ -201,20 +201,20 @@ mod tests {
     fn a_map_that_is_read_as_text_tells_the_same() {
         // Mappings of other tests beside it can't join with the areas inside.
         let zone = Zone::reserve(4 * PAGE_SIZE, PAGE_SIZE).unwrap();
-        let inside = zone.start() + PAGE_SIZE;
-        let access = [inside, 2 * PAGE_SIZE, libc::PROT_READ as usize, 0, 0, 0];
+        let hole = zone.start() + PAGE_SIZE;
+        let access = [hole, 2 * PAGE_SIZE, libc::PROT_READ as usize, 0, 0, 0];
         // SAFETY: the range is in the zone, which no thread touches.
         unsafe { system_call(libc::SYS_mprotect, access) }.unwrap();
         let maps = Maps::open().unwrap();
         let code = a_map_that_is_read_as_text_tells_the_same as *const () as usize;
-        for at in [code, inside, inside + PAGE_SIZE] {
-            let (mut asked, mut read) = (Vec::new(), Vec::new());
-            maps.each(at, at + 1, |found| asked.push(found)).unwrap();
+        for at in [code, hole, hole + PAGE_SIZE] {
+            let (mut by_ioctl, mut by_text) = (Vec::new(), Vec::new());
+            maps.each(at, at + 1, |mapping| by_ioctl.push(mapping)).unwrap();
             let file = maps.file.get().unwrap();
             for _ in 0..2 {
-                read.clear();
-                maps.each_as_text(file, at, at + 1, |found| read.push(found)).unwrap();
-                assert!(asked == read && asked.len() == 1, "{asked:?} {read:?}");
+                by_text.clear();
+                maps.each_as_text(file, at, at + 1, |mapping| by_text.push(mapping)).unwrap();
+                assert!(by_ioctl == by_text && by_ioctl.len() == 1, "{by_ioctl:?} {by_text:?}");
             }
         }
     }

@@ -119,9 +119,9 @@ impl Vma {
     /// `mmap`). `[vdso]`, `[vvar]` and similar areas belong to the kernel, and are not.
     pub fn is_private_anonymous(&self) -> bool {
         let name = self.name();
-        let plain =
+        let is_plain =
             name.is_empty() || name == b"[heap]" || self.is_stack() || name.starts_with(b"[anon:");
-        self.private && self.inode == 0 && plain
+        self.private && self.inode == 0 && is_plain
     }
 
     /// Returns its access, as the flags of mprotect.
@@ -245,14 +245,14 @@ pub fn free_near(len: usize, code: &Range<usize>, reach: usize) -> Option<usize>
 /// Returns the bounds, in bytes, of the private anonymous mapping that holds `addr`; `None` if
 /// there is none, or if the map can't be read.
 pub fn private_anonymous_at(addr: usize) -> Option<(usize, usize)> {
-    let mut found = None;
+    let mut area_at = None;
     let _ = each_area(|area| {
         if area.start <= addr && addr < area.end && area.is_private_anonymous() {
-            found = Some((area.start, area.end));
+            area_at = Some((area.start, area.end));
         }
         ControlFlow::Continue(())
     });
-    found
+    area_at
 }
 
 /// Calls `each` with every area and its details in ascending order, until it breaks. The kernel
@@ -335,11 +335,11 @@ fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> 
     let mut buffer = [0u8; BUFFER_BYTES];
     let (mut len, mut cut_off) = (0, false);
     loop {
-        let read = match rustix::io::read(file, &mut buffer[len..]) {
+        let count = match rustix::io::read(file, &mut buffer[len..]) {
             Err(Errno::INTR) => continue,
             result => result?,
         };
-        len += read;
+        len += count;
         let mut at = 0;
         while let Some(end) = buffer[at..len].iter().position(|&b| b == b'\n') {
             // The rest of a line that was cut off is no line.
@@ -348,7 +348,7 @@ fn each_line(file: &OwnedFd, mut each: impl FnMut(&[u8]) -> ControlFlow<()>) -> 
             }
             at += end + 1;
         }
-        if read == 0 {
+        if count == 0 {
             return Ok(());
         }
         buffer.copy_within(at..len, 0);
@@ -414,10 +414,11 @@ mod tests {
         let file = Vma::parse(b"7f1-7f2 r-xs 00001000 fe:01 1234    /tmp/a b (deleted)").unwrap();
         assert_eq!((file.name(), file.inode), (b"/tmp/a b (deleted)".as_slice(), 1234));
         assert!(file.executable && !file.private && !file.is_private_anonymous());
-        let plain = Vma::parse(b"7f1-7f2 rw-p 00000000 00:00 0 ").unwrap();
-        assert!(plain.name().is_empty() && plain.is_private_anonymous());
-        let named = Vma::parse(b"7f1-7f2 rw-p 00000000 00:00 0    [anon:glibc: malloc]").unwrap();
-        assert!(named.is_private_anonymous());
+        let area_plain = Vma::parse(b"7f1-7f2 rw-p 00000000 00:00 0 ").unwrap();
+        assert!(area_plain.name().is_empty() && area_plain.is_private_anonymous());
+        let area_named =
+            Vma::parse(b"7f1-7f2 rw-p 00000000 00:00 0    [anon:glibc: malloc]").unwrap();
+        assert!(area_named.is_private_anonymous());
         let vvar = Vma::parse(b"7f1-7f2 r--p 00000000 00:00 0    [vvar]").unwrap();
         assert!(!vvar.is_private_anonymous());
         for bad in
@@ -436,15 +437,15 @@ mod tests {
         })
         .unwrap();
         assert!(ours.len() > 10 && ours.windows(2).all(|pair| pair[0].1 <= pair[1].0));
-        let here = &ours as *const _ as usize;
-        assert!(ours.iter().any(|&(start, end)| (start..end).contains(&here)));
-        let mut seen = 0;
+        let address = &ours as *const _ as usize;
+        assert!(ours.iter().any(|&(start, end)| (start..end).contains(&address)));
+        let mut count = 0;
         each_area(|_| {
-            seen += 1;
-            if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            count += 1;
+            if count == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
         .unwrap();
-        assert_eq!(seen, 3);
+        assert_eq!(count, 3);
     }
 
     #[test]
@@ -455,7 +456,7 @@ mod tests {
         for (advice, expected) in marks {
             // SAFETY: this test's fresh mapping is written and advised within its length, then
             // unmapped.
-            let (found, at) = unsafe {
+            let (area, at) = unsafe {
                 let access = ProtFlags::READ | ProtFlags::WRITE;
                 let at =
                     mmap_anonymous(core::ptr::null_mut(), len, access, MapFlags::PRIVATE).unwrap();
@@ -463,7 +464,7 @@ mod tests {
                 assert_eq!(libc::madvise(at, len, advice), 0);
                 (find(at as usize), at)
             };
-            let (area, details) = found.unwrap();
+            let (area, details) = area.unwrap();
             assert!(details.has(expected) && area.is_private_anonymous(), "{details:?}");
             assert!(
                 details.resident_bytes >= 2 * PAGE_SIZE && details.resident_bytes <= area.len()
@@ -472,21 +473,21 @@ mod tests {
             unsafe { rustix::mm::munmap(at, len).unwrap() };
             assert!(find(at as usize).is_none_or(|(_, details)| !details.has(expected)));
         }
-        let here = 0u8;
-        assert!(!find(&raw const here as usize).unwrap().1.has(flag::LOCKED | flag::IO));
+        let byte = 0u8;
+        assert!(!find(&raw const byte as usize).unwrap().1.has(flag::LOCKED | flag::IO));
     }
 
     fn find(address: usize) -> Option<(Vma, SmapsDetails)> {
-        let mut found = None;
+        let mut entry = None;
         each_detailed(|area, details| {
             if (area.start..area.end).contains(&address) {
-                found = Some((*area, *details));
+                entry = Some((*area, *details));
                 return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
         })
         .unwrap();
-        found
+        entry
     }
 
     /// The kernel itself maps nothing at these addresses.

@@ -60,9 +60,9 @@ impl OwnFile {
     /// # Errors
     /// The errors of [`OwnFile::open`]. There is none from then on.
     pub fn reopen(&self) -> Result<(), Errno> {
-        let reopened = raw::reopen(&self.fd, || open_for(self.path, self.access));
-        self.is_lost.store(reopened.is_err(), SeqCst);
-        reopened
+        let outcome = raw::reopen(&self.fd, || open_for(self.path, self.access));
+        self.is_lost.store(outcome.is_err(), SeqCst);
+        outcome
     }
 
     /// Returns the descriptor, also if the file is lost.

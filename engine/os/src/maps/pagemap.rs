@@ -126,11 +126,11 @@ impl Pagemap {
         end: usize,
         mut each: impl FnMut(usize, usize),
     ) -> Result<(), Errno> {
-        let mut found = [PageRegion::default(); 64];
+        let mut regions = [PageRegion::default(); 64];
         let mut at = start as u64;
         while at < end as u64 {
-            let (count, walked) = self.scan(at, end as u64, THERE, &mut found)?;
-            for run in &found[..count] {
+            let (count, walked) = self.scan(at, end as u64, THERE, &mut regions)?;
+            for run in &regions[..count] {
                 each(run.start as usize, run.end as usize);
             }
             if walked <= at {
@@ -153,11 +153,11 @@ impl Pagemap {
         if self.file.get().is_none() {
             return populates(start as usize, false);
         }
-        let scanned =
+        let outcome =
             self.scan(start, start + PAGE_SIZE as u64, THERE, &mut [PageRegion::default()]);
-        let is_there = match scanned {
+        let is_there = match outcome {
             Err(Errno::NOTTY) => self.word(start as usize).map(is_there),
-            scanned => scanned.map(|(count, _)| count > 0),
+            outcome => outcome.map(|(count, _)| count > 0),
         };
         match is_there {
             Ok(is_there) => is_there,
@@ -173,10 +173,10 @@ impl Pagemap {
     /// before Linux 6.7, and without /proc.
     pub fn is_huge(&self, addr: usize) -> bool {
         let start = (addr & !(PAGE_SIZE - 1)) as u64;
-        let mut found = [PageRegion::default()];
+        let mut regions = [PageRegion::default()];
         self.file.get().is_some()
             && self
-                .scan(start, start + PAGE_SIZE as u64, PAGE_IS_HUGE, &mut found)
+                .scan(start, start + PAGE_SIZE as u64, PAGE_IS_HUGE, &mut regions)
                 .is_ok_and(|(count, _)| count > 0)
     }
 
@@ -239,11 +239,11 @@ impl Pagemap {
     /// Returns 0 if the map can't be read.
     pub fn unshared_bytes_before(&self, end: usize, len: usize) -> usize {
         let mut words = [0; WORDS];
-        let wanted = len / PAGE_SIZE;
+        let pages = len / PAGE_SIZE;
         match self.words(end - len, end, &mut words) {
-            Ok(count) if count == wanted => {
-                let shared = words[..count].iter().rposition(|word| is_shared(*word));
-                shared.map_or(len, |last| (count - 1 - last) * PAGE_SIZE)
+            Ok(count) if count == pages => {
+                let index = words[..count].iter().rposition(|word| is_shared(*word));
+                index.map_or(len, |last| (count - 1 - last) * PAGE_SIZE)
             }
             _ => 0,
         }
@@ -270,9 +270,9 @@ impl Pagemap {
         let file = self.file.get().ok_or(Errno::NOENT)?;
         let count = ((end - start) / PAGE_SIZE).min(WORDS);
         let mut bytes = [0u8; WORDS * size_of::<u64>()];
-        let wanted = &mut bytes[..count * size_of::<u64>()];
-        let read = rustix::io::pread(file, wanted, (start / PAGE_SIZE * size_of::<u64>()) as u64)?;
-        let whole = bytes[..read].chunks_exact(size_of::<u64>());
+        let room = &mut bytes[..count * size_of::<u64>()];
+        let len = rustix::io::pread(file, room, (start / PAGE_SIZE * size_of::<u64>()) as u64)?;
+        let whole = bytes[..len].chunks_exact(size_of::<u64>());
         let count = whole.len();
         for (word, bytes) in words.iter_mut().zip(whole) {
             *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
@@ -367,10 +367,10 @@ mod tests {
         }
         let map = Pagemap::open().unwrap();
         let range = zone.start()..zone.start() + zone.len();
-        let (mut scanned, mut read) = (Vec::new(), Vec::new());
-        map.for_each_populated(range.start, range.end, |s, e| scanned.push(s..e)).unwrap();
-        map.read_populated(range.clone(), |s, e| read.push(s..e)).unwrap();
-        assert!(scanned == read && read.len() == 5, "{scanned:?} {read:?}");
+        let (mut by_scan, mut by_text) = (Vec::new(), Vec::new());
+        map.for_each_populated(range.start, range.end, |s, e| by_scan.push(s..e)).unwrap();
+        map.read_populated(range.clone(), |s, e| by_text.push(s..e)).unwrap();
+        assert!(by_scan == by_text && by_text.len() == 5, "{by_scan:?} {by_text:?}");
         for page in range.clone().step_by(PAGE_SIZE) {
             assert_eq!(map.word(page).map(is_there), Ok(map.is_populated(page)));
         }
@@ -391,8 +391,9 @@ mod tests {
         })
         .unwrap();
         assert_eq!(pages, [1, 2, 7]);
-        let there = (0..256).filter(|page| map.is_populated(zone.start() + page * 4096 + 100));
-        assert_eq!(there.collect::<Vec<_>>(), [1, 2, 7]);
+        let populated_pages =
+            (0..256).filter(|page| map.is_populated(zone.start() + page * 4096 + 100));
+        assert_eq!(populated_pages.collect::<Vec<_>>(), [1, 2, 7]);
         let start = zone.start();
         drop(zone);
         assert!(!map.is_populated(start + 4096), "nothing is mapped there");

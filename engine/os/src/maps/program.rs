@@ -24,15 +24,15 @@ pub fn path_of_program(process: u32, path: &mut [u8]) -> Result<usize, Errno> {
     let mut vector = [0u8; PAIRS_MAX * PAIR_BYTES];
     let len = rustix::io::read(&open_its("auxv")?, &mut vector)?;
     let entry = entry_in(&vector[..len]).ok_or(Errno::NOENT)?;
-    let mut found = None;
+    let mut bounds = None;
     each_area_in(&open_its("maps")?, |area| {
         if !(area.start..area.end).contains(&entry) {
             return ControlFlow::Continue(());
         }
-        found = Some((area.start, area.end, area.inode));
+        bounds = Some((area.start, area.end, area.inode));
         ControlFlow::Break(())
     })?;
-    let (start, end, inode) = found.ok_or(Errno::NOENT)?;
+    let (start, end, inode) = bounds.ok_or(Errno::NOENT)?;
     let link = TextBuffer::<80>::of(format_args!("/proc/{process}/map_files/{start:x}-{end:x}"));
     let link = link.as_c_str().map_err(|_| Errno::NOENT)?;
     let len = readlinkat_raw(CWD, link, &mut *path)?;

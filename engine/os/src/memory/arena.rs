@@ -238,19 +238,21 @@ unsafe impl GlobalAlloc for ZoneAllocator {
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
-        let same = match (class_for(&layout), class_for(&wanted)) {
+        let Ok(new_layout) = Layout::from_size_align(size, layout.align()) else {
+            return null_mut();
+        };
+        let is_same_class = match (class_for(&layout), class_for(&new_layout)) {
             (Some(old), Some(new)) => old == new,
-            (None, None) => run_bytes(&layout) == run_bytes(&wanted),
+            (None, None) => run_bytes(&layout) == run_bytes(&new_layout),
             _ => false,
         };
-        if same {
+        if is_same_class {
             return at;
         }
         // SAFETY: both blocks are distinct, and as long as the shorter of the sizes; the caller
         // gives up the old one.
         unsafe {
-            let to = self.alloc(wanted);
+            let to = self.alloc(new_layout);
             if !to.is_null() {
                 to.copy_from_nonoverlapping(at, layout.size().min(size));
                 self.dealloc(at, layout);
@@ -309,7 +311,7 @@ impl AllocatorState {
                 let run = *link;
                 let (start, end) = (run as usize, run as usize + (*run).len);
                 let at = start.next_multiple_of(align);
-                if at.checked_add(len).is_some_and(|wanted| wanted <= end) {
+                if at.checked_add(len).is_some_and(|new_end| new_end <= end) {
                     return self.cut(link, at, len);
                 }
                 link = &raw mut (*run).next;
@@ -404,15 +406,16 @@ impl AllocatorState {
             let run = at.cast::<FreeRun>();
             run.write(FreeRun { next, len });
             if !next.is_null() && at as usize + len == next as usize {
-                let swallowed = next.replace(FreeRun { next: null_mut(), len: 0 });
-                run.write(FreeRun { next: swallowed.next, len: len + swallowed.len });
+                let merged_run = next.replace(FreeRun { next: null_mut(), len: 0 });
+                run.write(FreeRun { next: merged_run.next, len: len + merged_run.len });
             }
             let mut last = run;
             if before.is_null() {
                 self.runs = run;
             } else if before as usize + (*before).len == at as usize {
-                let swallowed = run.replace(FreeRun { next: null_mut(), len: 0 });
-                before.write(FreeRun { next: swallowed.next, len: (*before).len + swallowed.len });
+                let merged_run = run.replace(FreeRun { next: null_mut(), len: 0 });
+                before
+                    .write(FreeRun { next: merged_run.next, len: (*before).len + merged_run.len });
                 last = before;
             } else {
                 (*before).next = run;
@@ -438,9 +441,9 @@ impl AllocatorState {
                 link = &raw mut (**link).next;
             }
             *link = null_mut();
-            let taken = run.replace(FreeRun { next: null_mut(), len: 0 });
-            self.free_bytes -= taken.len;
-            self.top -= taken.len;
+            let top_run = run.replace(FreeRun { next: null_mut(), len: 0 });
+            self.free_bytes -= top_run.len;
+            self.top -= top_run.len;
         }
     }
 }
@@ -496,14 +499,15 @@ mod tests {
             } else {
                 let size = 1 + [next(200), next(20_000), next(400_000)][next(3)];
                 let layout = Layout::from_size_align(size, 1 << next(15)).unwrap();
-                let zeroed = next(2) == 0;
+                let is_zeroed = next(2) == 0;
                 let fill = round as u8 | 1;
                 // SAFETY: the layout has a size; the block is filled within it.
                 unsafe {
-                    let at = if zeroed { arena.alloc_zeroed(layout) } else { arena.alloc(layout) };
+                    let at =
+                        if is_zeroed { arena.alloc_zeroed(layout) } else { arena.alloc(layout) };
                     assert!(!at.is_null() && (at as usize).is_multiple_of(layout.align()));
                     let bytes = core::slice::from_raw_parts_mut(at, size);
-                    assert!(!zeroed || bytes.iter().all(|&b| b == 0));
+                    assert!(!is_zeroed || bytes.iter().all(|&b| b == 0));
                     bytes.fill(fill);
                     live.push((at, layout, fill));
                 }

@@ -115,7 +115,7 @@ mod tests {
         let watch = DescendantWatch::new().unwrap();
         watch.begin_copy().unwrap();
         let pair = || UnixStream::pair().unwrap();
-        let ((go, stop), (told, tell)) = (pair(), pair());
+        let ((go, stop), (answer, tell)) = (pair(), pair());
         let parent = child(|| {
             child(|| {
                 say(&tell);
@@ -124,7 +124,7 @@ mod tests {
         });
         assert!(!watch.is_over(), "this process has it itself");
         watch.end_copy();
-        hear(&told);
+        hear(&answer);
         wait(parent);
         assert!(!watch.is_over(), "the child's child runs");
         let later = child(|| {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_copy_executes_is_another_program() {
+    fn program_that_a_copy_executes_is_another_one() {
         let _forks = crate::FORKS.lock();
         let watch = DescendantWatch::new().unwrap();
         watch.begin_copy().unwrap();

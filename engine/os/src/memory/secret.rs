@@ -42,9 +42,9 @@ impl<T> Secret<T> {
             ]);
         }
         let secret = Secret { zone, of: PhantomData };
-        let made = fill(secret.zone.as_ptr().cast(), make);
+        let outcome = fill(secret.zone.as_ptr().cast(), make);
         wipe_stack();
-        made.map(|()| secret)
+        outcome.map(|()| secret)
     }
 }
 
@@ -68,9 +68,9 @@ impl<T> Secret<T> {
 /// Makes the value in a frame of its own, which ends before the stack below its caller's is wiped.
 #[inline(never)]
 fn fill<T>(to: *mut T, make: impl FnOnce() -> Result<T, Errno>) -> Result<(), Errno> {
-    let made = make()?;
+    let value = make()?;
     // SAFETY: `Secret::new` has reserved enough for one value, aligned, that no other thread uses.
-    unsafe { to.write(made) };
+    unsafe { to.write(value) };
     Ok(())
 }
 
@@ -119,20 +119,20 @@ mod tests {
     #[test]
     fn a_secret_is_locked_out_of_dumps_and_out_of_children() {
         let secret = Secret::new(|| Ok([7u8; 100])).unwrap();
-        let (at, mut seen) = (secret.zone.start(), 0);
+        let (at, mut count) = (secret.zone.start(), 0);
         each_detailed(|area, about| {
             if area.start <= at && at < area.end {
-                seen = about.flags & (flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
+                count = about.flags & (flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
             }
             Continue(())
         })
         .unwrap();
-        assert_eq!(seen, flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
+        assert_eq!(count, flag::LOCKED | flag::DONT_DUMP | flag::DONT_FORK);
         assert_eq!(*secret, [7; 100]);
     }
 
     #[test]
-    fn what_cant_be_made_is_told() {
+    fn failure_to_make_a_secret_is_reported() {
         assert_eq!(Secret::<[u8; 8]>::new(|| Err(Errno::NOSYS)).err(), Some(Errno::NOSYS));
     }
 

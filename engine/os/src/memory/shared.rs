@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mapped_again_is_the_same_memory_and_longer() {
+    fn second_mapping_is_the_same_memory_and_longer() {
         const LEN: usize = 64 << 20;
         let file = create(c"memfold-test", LEN as u64).unwrap();
         let (first, size) = map(&file, 4096).unwrap();
@@ -130,23 +130,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_written_by_its_maker_alone() {
+    fn only_the_maker_writes_to_shared_memory() {
         let (file, at) = create_to_show(c"memfold-test", 8192).unwrap();
         // SAFETY: the mapping has this length, and only this test uses it.
         unsafe { at.cast::<u64>().write_volatile(7) };
         assert_eq!(map(&file, 8192).err(), Some(Errno::PERM));
         assert_eq!(rustix::io::pwrite(&file, &[1], 0), Err(Errno::PERM));
-        let shown = map_to_read(&file, 8192).unwrap();
+        let mapping = map_to_read(&file, 8192).unwrap();
         // SAFETY: the mapping has this address and length, and only this test uses it.
-        let (seen, made) = unsafe {
+        let (value, outcome) = unsafe {
             let access = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
-            (shown.cast::<u64>().read_volatile(), rustix::mm::mprotect(shown, 8192, access))
+            (mapping.cast::<u64>().read_volatile(), rustix::mm::mprotect(mapping, 8192, access))
         };
-        assert_eq!((seen, made), (7, Err(Errno::ACCESS)));
+        assert_eq!((value, outcome), (7, Err(Errno::ACCESS)));
     }
 
     #[test]
-    fn what_is_replaced_by_zeros_is_the_others_no_more() {
+    fn memory_replaced_by_zeros_is_shared_no_more() {
         let file = create(c"memfold-test", 8192).unwrap();
         let ((first, _), (second, _)) = (map(&file, 8192).unwrap(), map(&file, 8192).unwrap());
         // SAFETY: both mappings have this length, and only this test uses them.
@@ -162,15 +162,15 @@ mod tests {
     }
 
     #[test]
-    fn what_could_shrink_under_the_mapping_is_refused() {
+    fn files_that_could_shrink_are_refused() {
         let open =
             rustix::fs::memfd_create(c"open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .unwrap();
         rustix::fs::ftruncate(&open, 8192).unwrap();
         assert_eq!(map(&open, 4096).err(), Some(Errno::INVAL));
-        let sealed = create(c"short", 4096).unwrap();
-        assert_eq!(map(&sealed, 8192).err(), Some(Errno::INVAL));
-        assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
+        let memory = create(c"short", 4096).unwrap();
+        assert_eq!(map(&memory, 8192).err(), Some(Errno::INVAL));
+        assert!(rustix::fs::ftruncate(&memory, 0).is_err());
         let other =
             rustix::fs::open(c"/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())
                 .unwrap();

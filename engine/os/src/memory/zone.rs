@@ -340,9 +340,9 @@ impl Zone {
             return;
         }
         // SAFETY: the range lies in this zone's own mapping, and the caller gives up its bytes.
-        let done =
+        let outcome =
             unsafe { madvise(self.base.add(offset).cast(), len, Advice::LinuxDontneedLocked) };
-        done.expect("memfold: Releasing the engine's own pages failed");
+        outcome.expect("memfold: Releasing the engine's own pages failed");
     }
 }
 
@@ -539,8 +539,8 @@ mod tests {
 
     #[test]
     fn table_that_cant_grow_ends_the_process_with_one_line() {
-        let ended = std::panic::catch_unwind(|| NoPromise::end("The index")).unwrap_err();
-        let text = ended.downcast_ref::<std::string::String>().unwrap();
+        let end = std::panic::catch_unwind(|| NoPromise::end("The index")).unwrap_err();
+        let text = end.downcast_ref::<std::string::String>().unwrap();
         assert!(
             text.starts_with("memfold: The index can't grow: vm.overcommit_memory is 2"),
             "{text}"
@@ -603,7 +603,7 @@ mod tests {
         const ALIGN: usize = 2 << 20;
         let is_over = AtomicBool::new(false);
         let is_like_a_zone = |len: usize| len == LEN || len == LEN + ALIGN - PAGE_SIZE;
-        let (mut seen, mut mistaken) = (0, None);
+        let (mut count, mut mistaken) = (0, None);
         std::thread::scope(|threads| {
             threads.spawn(|| {
                 while !is_over.load(Relaxed) {
@@ -611,23 +611,23 @@ mod tests {
                 }
             });
             for _ in 0..5000 {
-                let mut found = None;
+                let mut area_seen = None;
                 let _ = each_area(|area| {
-                    found = is_like_a_zone(area.len()).then_some((area.start, area.end));
-                    if found.is_some() { Break(()) } else { Continue(()) }
+                    area_seen = is_like_a_zone(area.len()).then_some((area.start, area.end));
+                    if area_seen.is_some() { Break(()) } else { Continue(()) }
                 });
-                let Some((start, end)) = found else { continue };
-                seen += 1;
+                let Some((start, end)) = area_seen else { continue };
+                count += 1;
                 let _ = unless_own(start, end, || {
-                    let there = private_anonymous_at(start);
+                    let is_present = private_anonymous_at(start);
                     mistaken =
-                        mistaken.or(there.filter(|(start, end)| is_like_a_zone(end - start)));
+                        mistaken.or(is_present.filter(|(start, end)| is_like_a_zone(end - start)));
                     Ok(())
                 });
             }
             is_over.store(true, Relaxed);
         });
         assert_eq!(mistaken, None);
-        assert!(seen > 0, "none was met");
+        assert!(count > 0, "none was met");
     }
 }

@@ -218,9 +218,9 @@ impl Condvar {
 
     /// Waits like [`Condvar::wait`], but sleeps for at most about `ns` nanoseconds.
     pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, ns: u64) -> MutexGuard<'a, T> {
-        self.wait_by(guard, |word, seen| {
+        self.wait_by(guard, |word, sequence| {
             // ETIMEDOUT means: look again, too.
-            let _ = futex::wait(word, futex::Flags::PRIVATE, seen, Some(&timespec(ns)));
+            let _ = futex::wait(word, futex::Flags::PRIVATE, sequence, Some(&timespec(ns)));
         })
     }
 
@@ -231,9 +231,9 @@ impl Condvar {
     ) -> MutexGuard<'a, T> {
         let lock = guard.lock;
         self.waiters.fetch_add(1, SeqCst);
-        let seen = self.sequence.load(SeqCst);
+        let sequence = self.sequence.load(SeqCst);
         drop(guard);
-        sleep(&self.sequence, seen);
+        sleep(&self.sequence, sequence);
         self.waiters.fetch_sub(1, SeqCst);
         lock.lock()
     }
@@ -357,14 +357,14 @@ impl<T> RwLock<T> {
             } else if s & WRITER_WAITS != 0
                 || self.state.compare_exchange_weak(s, s | WRITER_WAITS, Relaxed, Relaxed).is_ok()
             {
-                let left = left();
-                if left == Some(0) {
+                let time_left = left();
+                if time_left == Some(0) {
                     // All waiters look again, and another writer sets the mark anew.
                     self.state.fetch_and(!WRITER_WAITS, Relaxed);
                     wake(&self.state, i32::MAX as u32);
                     return None;
                 }
-                let time = left.map(timespec);
+                let time = time_left.map(timespec);
                 let _ = futex::wait(
                     &self.state,
                     futex::Flags::PRIVATE,
@@ -475,10 +475,10 @@ mod tests {
 
     #[test]
     fn mutex_and_condvar_lose_no_wakeup() {
-        let shared = Arc::new((Mutex::new(0u32), Condvar::new()));
+        let pair = Arc::new((Mutex::new(0u32), Condvar::new()));
         let threads: Vec<_> = (0..4)
             .map(|me| {
-                let s = shared.clone();
+                let s = pair.clone();
                 std::thread::spawn(move || {
                     for round in 0..500 {
                         let mut turn = s.0.lock();
@@ -493,13 +493,13 @@ mod tests {
             })
             .collect();
         threads.into_iter().for_each(|t| t.join().unwrap());
-        assert_eq!(*shared.0.lock(), 2000);
+        assert_eq!(*pair.0.lock(), 2000);
     }
 
     #[test]
     fn a_writer_that_gives_up_lets_the_others_in() {
         let lock = Arc::new(RwLock::new(0u64));
-        let held = lock.read();
+        let guard = lock.read();
         let writer = {
             let lock = lock.clone();
             std::thread::spawn(move || *lock.write() += 1)
@@ -514,13 +514,13 @@ mod tests {
             std::thread::spawn(move || *lock.read())
         };
         assert!(giving_up.join().unwrap());
-        drop(held);
+        drop(guard);
         writer.join().unwrap();
         assert!(reader.join().unwrap() <= 1);
-        let held = lock.read();
+        let guard = lock.read();
         assert!(lock.write_within(0).is_none());
         assert!(lock.try_read().is_some(), "no thread waits any more");
-        drop(held);
+        drop(guard);
         *lock.write_within(0).unwrap() += 1;
         assert_eq!(*lock.read(), 2);
     }

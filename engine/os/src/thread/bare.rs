@@ -133,7 +133,7 @@ pub fn keep_descriptors(numbers: &mut [u32]) {
     assert!(numbers.len() <= KEPT_MAX);
     numbers.sort_unstable();
     let all = numbers.iter().copied().chain(core::iter::repeat(0));
-    KEPT.iter().zip(all).for_each(|(kept, number)| kept.store(number, SeqCst));
+    KEPT.iter().zip(all).for_each(|(cell, number)| cell.store(number, SeqCst));
 }
 
 /// Returns the number of threads that run in this process.
@@ -160,8 +160,8 @@ pub fn cpu_ns() -> u64 {
 /// Returns whether a bare thread with this name runs, or is about to. It may not be ending.
 pub fn is_started(name: &CStr) -> bool {
     // SAFETY: records are never freed.
-    let mut named = records().map(|record| unsafe { &*(record as *const ThreadRecord) });
-    named.any(|record| record.name == name && record.number.load(SeqCst) != 0)
+    let mut names = records().map(|record| unsafe { &*(record as *const ThreadRecord) });
+    names.any(|record| record.name == name && record.number.load(SeqCst) != 0)
 }
 
 /// Returns the nanoseconds for which the threads of this process that aren't bare have waited for a
@@ -226,8 +226,8 @@ pub fn may_be_started() -> bool {
     let args = [args.as_ptr() as usize, size_of_val(&args), 0, 0, 0, 0];
     // SAFETY: the struct has one number, of a thread that runs. No other thread can have it, so the
     // call fails. Kernels without this field refuse a struct that has it.
-    let asked = unsafe { system_call(libc::SYS_clone3, args) };
-    asked != Err(Errno::INVAL)
+    let result = unsafe { system_call(libc::SYS_clone3, args) };
+    result != Err(Errno::INVAL)
 }
 
 /// Reserves addresses for `count` threads that may be started later, so that they don't take gaps
@@ -247,8 +247,8 @@ pub fn reserve(count: usize) -> Result<(), Errno> {
 
 fn take_spare() -> Option<usize> {
     let mut spare = SPARE.lock();
-    let (start, left) = *spare;
-    *spare = (start + THREAD_BYTES, left.checked_sub(1)?);
+    let (start, count) = *spare;
+    *spare = (start + THREAD_BYTES, count.checked_sub(1)?);
     Some(start)
 }
 
@@ -386,15 +386,15 @@ fn stack_of(at: usize) -> Option<Range<usize>> {
 
 /// Returns whether the calling thread is a bare one, and runs on its own stack.
 pub fn is_current() -> bool {
-    let here = 0u8;
-    stack_of(&raw const here as usize).is_some()
+    let byte = 0u8;
+    stack_of(&raw const byte as usize).is_some()
 }
 
 /// Frees the memory below the used part of the calling thread's stack. The caller is a bare thread.
 pub fn trim_stack() {
-    let here = 0u8;
+    let byte = 0u8;
     // Some pages remain for later calls, and for this call.
-    let end = ((&raw const here as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
+    let end = ((&raw const byte as usize) & !(PAGE_SIZE - 1)).saturating_sub(2 * PAGE_SIZE);
     if let Some(Range { start, .. }) = stack_of(end) {
         // SAFETY: the range is below the stack pointer of this thread, where only 128 bytes are in
         // use, which are kept.
@@ -533,7 +533,7 @@ unsafe fn clone_onto(
     // SAFETY: by the caller's promise it is a record.
     let record_ref = unsafe { &*(record as *const ThreadRecord) };
     let number = record_ref.number.as_ptr();
-    let cleared = record_ref.cleared_at_end().map_or(core::ptr::null_mut(), AtomicU32::as_ptr);
+    let cleared_word = record_ref.cleared_at_end().map_or(core::ptr::null_mut(), AtomicU32::as_ptr);
     // SAFETY: the new thread touches only its own stack and never returns from `entry`; in the
     // caller the system call clobbers rcx and r11.
     unsafe {
@@ -551,7 +551,7 @@ unsafe fn clone_onto(
             "2:",
             entry = sym entry,
             inlateout("rax") libc::SYS_clone => ret,
-            in("rdi") flags, in("rsi") top, in("rdx") number, in("r10") cleared, in("r8") tls,
+            in("rdi") flags, in("rsi") top, in("rdx") number, in("r10") cleared_word, in("r8") tls,
             lateout("rcx") _, lateout("r11") _,
         );
     }
@@ -598,9 +598,9 @@ fn close_everything() {
         let _ = (from <= to).then(|| unsafe { system_call(libc::SYS_close_range, range) });
     };
     let mut from = 0;
-    for kept in KEPT.iter().map(|kept| kept.load(SeqCst)).filter(|kept| *kept != 0) {
-        close(from, kept - 1);
-        from = kept + 1;
+    for number in KEPT.iter().map(|cell| cell.load(SeqCst)).filter(|number| *number != 0) {
+        close(from, number - 1);
+        from = number + 1;
     }
     close(from, u32::MAX);
     for _ in 0..3 {
@@ -646,10 +646,10 @@ mod tests {
             };
             assert_eq!(once(c"bare-brief", work).unwrap(), (n + 1, false));
         }
-        let opened = std::fs::read_dir("/proc/self/fd").unwrap();
+        let directory = std::fs::read_dir("/proc/self/fd").unwrap();
         let leads_to = |of: std::fs::DirEntry| std::fs::read_link(of.path()).ok();
         let root = std::path::Path::new("/");
-        assert!(!opened.filter_map(|of| leads_to(of.ok()?)).any(|path| path == root));
+        assert!(!directory.filter_map(|of| leads_to(of.ok()?)).any(|path| path == root));
     }
 
     #[test]

@@ -45,11 +45,11 @@ impl DelegateQueue {
     pub fn new(is_own: fn() -> bool) -> DelegateQueue {
         let line =
             CallList { first: core::ptr::null_mut(), last: core::ptr::null_mut(), stop: false };
-        let (asked, done) = (Condvar::new(), Condvar::new());
+        let (calls, answers) = (Condvar::new(), Condvar::new());
         DelegateQueue {
             line: Mutex::new(line),
-            asked,
-            done,
+            asked: calls,
+            done: answers,
             is_own,
             is_alone: AtomicBool::new(false),
         }
@@ -62,9 +62,9 @@ impl DelegateQueue {
             return work();
         }
         let (mut work, mut result) = (Some(work), None);
-        let mut once = || result = work.take().map(|work| work());
+        let mut run_work = || result = work.take().map(|work| work());
         let mut call =
-            DelegatedCall { work: &raw mut once, next: core::ptr::null_mut(), done: false };
+            DelegatedCall { work: &raw mut run_work, next: core::ptr::null_mut(), done: false };
         // The queue's type has no lifetime: it doesn't use the call after this has returned.
         let own = (&raw mut call).cast::<DelegatedCall<'static>>();
         let mut line = self.line.lock();
@@ -225,10 +225,10 @@ mod tests {
 
     #[test]
     fn thread_with_own_descriptors_runs_its_call_itself() {
-        let here = current().id();
-        assert_eq!(DelegateQueue::new(|| true).run(|| current().id()), here);
+        let own_id = current().id();
+        assert_eq!(DelegateQueue::new(|| true).run(|| current().id()), own_id);
         let queue = DelegateQueue::new(|| false);
         queue.set_alone(true);
-        assert_eq!(queue.run(|| current().id()), here);
+        assert_eq!(queue.run(|| current().id()), own_id);
     }
 }

@@ -103,8 +103,8 @@ impl ThreadRights {
         call(libc::SYS_setresuid, three(users))?;
         keep(0);
         // A change of user may have dropped them all the same.
-        let left = ThreadIdentity::own()?.permitted & permitted;
-        let (low, high) = (left as u32, (left >> 32) as u32);
+        let capabilities = ThreadIdentity::own()?.permitted & permitted;
+        let (low, high) = (capabilities as u32, (capabilities >> 32) as u32);
         let (head, words) = ([VERSION, 0u32], [low, low, 0, high, high, 0]);
         call(libc::SYS_capset, [&raw const head as usize, &raw const words as usize, 0])
     }
@@ -136,7 +136,7 @@ mod tests {
 
     /// Runs in a thread of its own, whose rights no other thread shares.
     #[test]
-    fn what_another_thread_may_do_is_taken_and_no_more() {
+    fn thread_takes_the_rights_of_another_and_no_more() {
         let nobody = || {
             if ThreadIdentity::own().unwrap().permitted & CAP_SETUID == 0 {
                 std::eprintln!("skipped: needs CAP_SETUID");
@@ -152,16 +152,16 @@ mod tests {
             Some(ThreadRights::own().unwrap())
         };
         let Some(rights) = std::thread::spawn(nobody).join().unwrap() else { return };
-        let took = std::thread::spawn(move || {
+        let outcome = std::thread::spawn(move || {
             rights.take().unwrap();
             let now = ThreadRights::own().unwrap();
             (now.identity == rights.identity, now.groups.len(), rights.take())
         });
-        assert_eq!(took.join().unwrap(), (true, 0, Ok(())));
+        assert_eq!(outcome.join().unwrap(), (true, 0, Ok(())));
         let own = ThreadRights::own().unwrap();
-        let same =
+        let is_same =
             std::thread::spawn(move || (own.take(), ThreadIdentity::own() == Ok(own.identity)));
-        assert_eq!(same.join().unwrap(), (Ok(()), true));
+        assert_eq!(is_same.join().unwrap(), (Ok(()), true));
     }
 
     #[test]

@@ -121,11 +121,11 @@ pub fn each_thread(mut each: impl FnMut(u32)) -> Result<(), Errno> {
     loop {
         let args = [directory as usize, buffer.as_mut_ptr() as usize, bytes, 0, 0, 0];
         // SAFETY: the kernel writes at most `bytes` bytes, the size of `buffer`.
-        let Ok(read @ 1..) = (unsafe { system_call(libc::SYS_getdents64, args) }) else { break };
-        // SAFETY: `buffer` has at least `read` bytes, which the kernel has written. `u8` needs no
+        let Ok(count @ 1..) = (unsafe { system_call(libc::SYS_getdents64, args) }) else { break };
+        // SAFETY: `buffer` has at least `count` bytes, which the kernel has written. `u8` needs no
         // alignment, and nothing writes to `buffer` while `entries` is used.
         let entries =
-            unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), read as usize) };
+            unsafe { core::slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), count as usize) };
         let mut at = 0;
         // `struct linux_dirent64`: inode, offset, the entry's length, its kind, its name.
         while at + 19 < entries.len() {
@@ -148,14 +148,14 @@ pub fn each_thread(mut each: impl FnMut(u32)) -> Result<(), Errno> {
 fn waited_ns(thread: u32) -> u64 {
     let path: TextBuffer<48> = TextBuffer::of(format_args!("/proc/self/task/{thread}/schedstat"));
     let mut text = [0u8; 64];
-    let mut read = || {
+    let mut read_stat = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
         let file =
             rustix::fs::open(path.as_c_str().ok()?, flags, rustix::fs::Mode::empty()).ok()?;
         let len = rustix::io::read(&file, &mut text).ok()?;
         core::str::from_utf8(&text[..len]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
     };
-    read().unwrap_or(0)
+    read_stat().unwrap_or(0)
 }
 
 /// Returns whether a thread of this process runs, or waits for a CPU. Returns `false` also if that is

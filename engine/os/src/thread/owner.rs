@@ -90,13 +90,13 @@ impl RobustOwner {
         will.entry.store(head as u64, Relaxed);
         // SAFETY: the list has the kernel's layout. By the caller's promise it stays as long as the
         // thread lives.
-        let done = unsafe {
+        let result = unsafe {
             system_call(libc::SYS_set_robust_list, [head, 3 * size_of::<u64>(), 0, 0, 0, 0])
         };
-        if done.is_err() {
+        if result.is_err() {
             self.0.store(before, Relaxed);
         }
-        done.map(|_| true)
+        result.map(|_| true)
     }
 
     /// Releases it, before the calling thread ends, which has claimed it.
@@ -125,17 +125,17 @@ mod tests {
         for leaves in [false, true, false] {
             let take = move || {
                 // SAFETY: both are leaked, and the thread uses no robust mutex.
-                let taken = unsafe { owner.claim(will) };
+                let claim = unsafe { owner.claim(will) };
                 // SAFETY: both are leaked, and the thread uses no robust mutex.
                 let state = (owner.state(), unsafe { owner.claim(Box::leak(Box::default())) });
                 if leaves {
                     owner.leave().unwrap();
                     assert_eq!(owner.state(), OwnerState::Ended);
                 }
-                (taken, state.0, state.1)
+                (claim, state.0, state.1)
             };
-            let done = std::thread::spawn(take).join().unwrap();
-            assert_eq!(done, (Ok(true), OwnerState::Held, Ok(false)));
+            let outcome = std::thread::spawn(take).join().unwrap();
+            assert_eq!(outcome, (Ok(true), OwnerState::Held, Ok(false)));
             // The kernel marks it as the thread ends, which may be just after it was joined.
             while owner.state() == OwnerState::Held {
                 std::thread::yield_now();

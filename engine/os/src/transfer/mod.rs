@@ -49,7 +49,7 @@ impl Transfer {
     ///   that is written from until then.
     pub unsafe fn finish(&mut self, file: BorrowedFd<'_>, first: u64) -> Result<(), Errno> {
         while self.done < self.len {
-            let (offset, left) = (self.offset + self.done as u64 - first, self.len - self.done);
+            let (offset, rest) = (self.offset + self.done as u64 - first, self.len - self.done);
             // SAFETY: `done` is less than the length of the memory that the caller vouches for. No
             // other thread uses memory that is read into during the call. Memory that is written
             // from may be read by other threads, and is not changed.
@@ -57,10 +57,10 @@ impl Transfer {
                 let at = self.at.cast::<u8>().add(self.done);
                 match self.direction {
                     Direction::Read => {
-                        rustix::io::pread(file, core::slice::from_raw_parts_mut(at, left), offset)
+                        rustix::io::pread(file, core::slice::from_raw_parts_mut(at, rest), offset)
                     }
                     Direction::Write => {
-                        rustix::io::pwrite(file, core::slice::from_raw_parts(at, left), offset)
+                        rustix::io::pwrite(file, core::slice::from_raw_parts(at, rest), offset)
                     }
                 }
             };

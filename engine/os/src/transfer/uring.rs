@@ -142,13 +142,14 @@ impl IoRing {
             self.rings.word(sq.array + at * 4).store(at, Relaxed);
         }
         self.rings.word(sq.tail).store(tail.wrapping_add(transfers.len() as u32), Release);
-        let (mut to_submit, mut left) = (transfers.len() as u32, transfers.len() as u32);
-        while left > 0 {
+        let (mut to_submit, mut count_left) = (transfers.len() as u32, transfers.len() as u32);
+        while count_left > 0 {
             // SAFETY: the submitted entries are those above, whose buffers the caller vouches for
             // until they end.
-            let entered =
-                unsafe { io_uring_enter(&self.fd, to_submit, left, IoringEnterFlags::GETEVENTS) };
-            match entered {
+            let outcome = unsafe {
+                io_uring_enter(&self.fd, to_submit, count_left, IoringEnterFlags::GETEVENTS)
+            };
+            match outcome {
                 Ok(n) => to_submit -= n.min(to_submit),
                 Err(Errno::INTR | Errno::AGAIN | Errno::BUSY) => crate::thread::yield_now(),
                 Err(e) if to_submit == transfers.len() as u32 => {
@@ -157,7 +158,7 @@ impl IoRing {
                 }
                 Err(e) => panic!("memfold: io_uring has taken a transfer and failed: {e}"),
             }
-            left -= self.reap(transfers);
+            count_left -= self.reap(transfers);
         }
         Ok(())
     }
@@ -170,9 +171,9 @@ impl IoRing {
         number: u64,
     ) -> io_uring_sqe {
         let at = transfer.at as usize;
-        let fixed =
+        let is_fixed =
             at >= self.registered.0 && at + transfer.len <= self.registered.0 + self.registered.1;
-        let opcode = match (transfer.direction, fixed) {
+        let opcode = match (transfer.direction, is_fixed) {
             (Direction::Read, false) => IoringOp::Read,
             (Direction::Read, true) => IoringOp::ReadFixed,
             (Direction::Write, false) => IoringOp::Write,
@@ -193,7 +194,7 @@ impl IoRing {
         let mask = self.rings.word(cq.ring_mask).load(Relaxed);
         let (mut head, tail) =
             (self.rings.word(cq.head).load(Relaxed), self.rings.word(cq.tail).load(Acquire));
-        let mut taken = 0;
+        let mut count = 0;
         while head != tail {
             let offset = cq.cqes as usize + (head & mask) as usize * size_of::<io_uring_cqe>();
             assert!(offset + size_of::<io_uring_cqe>() <= self.rings.len);
@@ -209,10 +210,10 @@ impl IoRing {
                 _ => transfer.result = Err(Errno::from_raw_os_error(-res)),
             }
             head = head.wrapping_add(1);
-            taken += 1;
+            count += 1;
         }
         self.rings.word(cq.head).store(head, Release);
-        taken
+        count
     }
 }
 

@@ -25,49 +25,55 @@ use crate::units::PAGE_SIZE;
 pub unsafe fn take(
     uffd: &Uffd,
     pagemap: Option<&Pagemap>,
-    home: usize,
+    address: usize,
     to: *mut u8,
     len: usize,
 ) -> usize {
     // The kernel would not free a page that a fork shares.
-    let len = pagemap.map_or(len, |pagemap| pagemap.unshared_bytes(home, len));
-    let protected = protect(uffd, home, len);
+    let len = pagemap.map_or(len, |pagemap| pagemap.unshared_bytes(address, len));
+    let protected_bytes = protect(uffd, address, len);
     let is_there = |page: usize| pagemap.is_none_or(|pagemap| pagemap.is_populated(page));
-    let mut read = 0;
-    while read < protected {
+    let mut read_bytes = 0;
+    while read_bytes < protected_bytes {
         // SAFETY: `to` has room for so many more bytes.
-        let more = unsafe { read_if_there(home + read, to.add(read), protected - read) };
-        read += more.unwrap_or(0) & !(PAGE_SIZE - 1);
-        if read == protected || is_there(home + read) {
+        let more = unsafe {
+            read_if_there(address + read_bytes, to.add(read_bytes), protected_bytes - read_bytes)
+        };
+        read_bytes += more.unwrap_or(0) & !(PAGE_SIZE - 1);
+        if read_bytes == protected_bytes || is_there(address + read_bytes) {
             break;
         }
         // SAFETY: `to` has room for the page.
-        unsafe { to.add(read).write_bytes(0, PAGE_SIZE) };
-        read += PAGE_SIZE;
+        unsafe { to.add(read_bytes).write_bytes(0, PAGE_SIZE) };
+        read_bytes += PAGE_SIZE;
     }
-    let gone = match pagemap {
+    let dropped_bytes = match pagemap {
         // SAFETY: the bytes are at `to`, which has room for so many.
-        Some(pagemap) => unsafe { drop_unused(pagemap, home, read, || read_again(home, to, read)) },
+        Some(pagemap) => unsafe {
+            drop_unused(pagemap, address, read_bytes, || read_again(address, to, read_bytes))
+        },
         // Without the page map it is unknown which pages remain.
-        // SAFETY: the bytes are at `to`.
-        None => unsafe { advise(home, read, libc::MADV_DONTNEED) }.map_or(0, |()| read),
+        None => {
+            // SAFETY: the bytes are at `to`.
+            unsafe { advise(address, read_bytes, libc::MADV_DONTNEED) }.map_or(0, |()| read_bytes)
+        }
     };
-    for at in (gone..protected).step_by(PAGE_SIZE) {
+    for at in (dropped_bytes..protected_bytes).step_by(PAGE_SIZE) {
         // SAFETY: its bytes are at `to`, if it may have been freed.
-        unsafe { put_back(uffd, home + at, (at < read).then_some(to.add(at))) };
+        unsafe { put_back(uffd, address + at, (at < read_bytes).then_some(to.add(at))) };
     }
-    gone
+    dropped_bytes
 }
 
 /// Reads the present pages of a range.
 ///
 /// # Safety
 /// - `to` is writable for `len` bytes.
-unsafe fn read_again(home: usize, to: *mut u8, len: usize) {
+unsafe fn read_again(address: usize, to: *mut u8, len: usize) {
     let mut at = 0;
     while at < len {
         // SAFETY: `to` has room for so many more bytes.
-        let more = unsafe { read_if_there(home + at, to.add(at), len - at) };
+        let more = unsafe { read_if_there(address + at, to.add(at), len - at) };
         // A missing page ends the reading, and is skipped.
         at += (more.unwrap_or(0) & !(PAGE_SIZE - 1)).max(PAGE_SIZE);
     }
@@ -75,12 +81,12 @@ unsafe fn read_again(home: usize, to: *mut u8, len: usize) {
 
 /// Protects as much of a range as possible. A range may lie in several of the kernel's areas, which
 /// older kernels refuse.
-fn protect(uffd: &Uffd, home: usize, len: usize) -> usize {
-    if len == 0 || uffd.protect(home, len, true).is_ok() {
+fn protect(uffd: &Uffd, address: usize, len: usize) -> usize {
+    if len == 0 || uffd.protect(address, len, true).is_ok() {
         return len;
     }
     let mut pages = (0..len).step_by(PAGE_SIZE);
-    pages.find(|at| uffd.protect(home + at, PAGE_SIZE, true).is_err()).unwrap_or(len)
+    pages.find(|at| uffd.protect(address + at, PAGE_SIZE, true).is_err()).unwrap_or(len)
 }
 
 /// # Safety
@@ -111,10 +117,11 @@ pub(crate) unsafe fn drop_unused(
     if unsafe { advise(start, len, libc::MADV_PAGEOUT) }.is_err() {
         return 0;
     }
-    let mut gone = len;
-    let told =
-        pagemap.for_each_populated(start, start + len, |page, _| gone = gone.min(page - start));
-    told.map_or(0, |()| gone)
+    let mut first_missing = len;
+    let outcome = pagemap.for_each_populated(start, start + len, |page, _| {
+        first_missing = first_missing.min(page - start)
+    });
+    outcome.map_or(0, |()| first_missing)
 }
 
 /// Ends the protection of a page that stays. `bytes` are its contents, if MADV_FREE may have been
@@ -160,7 +167,7 @@ mod tests {
         _alone: MutexGuard<'static, ()>,
         uffd: Uffd,
         pagemap: Pagemap,
-        home: Zone,
+        memory: Zone,
         frame: Zone,
     }
 
@@ -172,27 +179,27 @@ mod tests {
             pin(rustix::thread::sched_getcpu());
             let uffd = Uffd::open(feature::GATE, true).expect("userfaultfd");
             let len = PAGES * PAGE_SIZE;
-            let [home, frame] = [(); 2].map(|()| Zone::reserve(len, PAGE_SIZE).unwrap());
+            let [memory, frame] = [(); 2].map(|()| Zone::reserve(len, PAGE_SIZE).unwrap());
             for page in (0..PAGES).filter(|page| *page != 3) {
                 // SAFETY: the page is inside the zone.
-                unsafe { home.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
+                unsafe { memory.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
             }
             // SAFETY: the test doesn't touch missing pages.
-            unsafe { uffd.register(home.start(), len, true).unwrap() };
-            Setup { _alone, uffd, pagemap: Pagemap::open().unwrap(), home, frame }
+            unsafe { uffd.register(memory.start(), len, true).unwrap() };
+            Setup { _alone, uffd, pagemap: Pagemap::open().unwrap(), memory, frame }
         }
 
         fn take(&self, map: bool) -> usize {
             let map = map.then_some(&self.pagemap);
             // SAFETY: only the test uses the zones.
             unsafe {
-                let (home, to) = (self.home.start(), self.frame.as_ptr());
-                take(&self.uffd, map, home, to, self.home.len())
+                let (address, to) = (self.memory.start(), self.frame.as_ptr());
+                take(&self.uffd, map, address, to, self.memory.len())
             }
         }
 
         fn is_there(&self, page: usize) -> bool {
-            self.pagemap.is_populated(self.home.start() + page * PAGE_SIZE)
+            self.pagemap.is_populated(self.memory.start() + page * PAGE_SIZE)
         }
 
         /// Returns the first byte of a page that is present or was evicted.
@@ -209,7 +216,9 @@ mod tests {
             if !map {
                 // Without the page map all pages count as present.
                 // SAFETY: the page is missing.
-                unsafe { setup.uffd.zero(setup.home.start() + 3 * PAGE_SIZE, PAGE_SIZE).unwrap() };
+                unsafe {
+                    setup.uffd.zero(setup.memory.start() + 3 * PAGE_SIZE, PAGE_SIZE).unwrap()
+                };
             }
             // SAFETY: the bytes are inside the zone.
             unsafe { setup.frame.as_ptr().write_bytes(0xAA, setup.frame.len()) };
@@ -226,18 +235,21 @@ mod tests {
     fn a_page_that_somebody_holds_stays_with_those_behind_it() {
         let setup = Setup::new();
         let (mut out, into) = std::io::pipe().unwrap();
-        let held = [setup.home.start() + 7 * PAGE_SIZE, PAGE_SIZE];
+        let span = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
         let number = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
         // SAFETY: the page is present; no thread writes to it while the pipe has it.
-        let lent = unsafe {
-            system_call(libc::SYS_vmsplice, [number, held.as_ptr() as usize, 1, 0, 0, 0])
+        let result = unsafe {
+            system_call(libc::SYS_vmsplice, [number, span.as_ptr() as usize, 1, 0, 0, 0])
         };
-        assert_eq!(lent.unwrap(), PAGE_SIZE as i64);
+        assert_eq!(result.unwrap(), PAGE_SIZE as i64);
         assert_eq!(setup.take(true), 7 * PAGE_SIZE);
         for page in 7..PAGES {
-            assert!(setup.is_there(page) && setup.byte(&setup.home, page) == page as u8, "{page}");
+            assert!(
+                setup.is_there(page) && setup.byte(&setup.memory, page) == page as u8,
+                "{page}"
+            );
             // SAFETY: the page is inside the zone, and writable.
-            unsafe { setup.home.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
+            unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
         }
         assert_eq!((setup.is_there(6), setup.byte(&setup.frame, 6)), (false, 6));
         let mut bytes = [0; PAGE_SIZE];
@@ -250,21 +262,21 @@ mod tests {
 
     /// Runs the other process of the test below. It writes to all pages at once, again and again,
     /// and counts those that have other contents afterwards.
-    fn write_from_outside(parent: usize, home: usize, [stop, written, lost]: &[AtomicU32; 3]) {
+    fn write_from_outside(parent: usize, address: usize, [stop, written, lost]: &[AtomicU32; 3]) {
         let transfer = |number: i64, bytes: *mut u32, there: usize, len: usize| {
-            let (own, there) = ([bytes as usize, len], [there, len]);
-            let (own, there) = (own.as_ptr() as usize, there.as_ptr() as usize);
+            let (own, remote_span) = ([bytes as usize, len], [there, len]);
+            let (own, remote_span) = (own.as_ptr() as usize, remote_span.as_ptr() as usize);
             // SAFETY: `bytes` has room; the other range is the zone of the test.
-            let done = unsafe { system_call(number, [parent, own, 1, there, 1, 0]) };
-            done.map_or(0, |bytes| bytes as usize / PAGE_SIZE)
+            let result = unsafe { system_call(number, [parent, own, 1, remote_span, 1, 0]) };
+            result.map_or(0, |bytes| bytes as usize / PAGE_SIZE)
         };
         for turn in 1.. {
             let mut bytes = [turn; PAGES * PAGE_SIZE / 4];
             let mut back = [0; PAGE_SIZE / 4];
             let len = size_of_val(&bytes);
-            let count = transfer(libc::SYS_process_vm_writev, bytes.as_mut_ptr(), home, len);
+            let count = transfer(libc::SYS_process_vm_writev, bytes.as_mut_ptr(), address, len);
             written.fetch_add(count as u32, SeqCst);
-            for page in (0..count).map(|page| home + page * PAGE_SIZE) {
+            for page in (0..count).map(|page| address + page * PAGE_SIZE) {
                 while transfer(libc::SYS_process_vm_readv, back.as_mut_ptr(), page, PAGE_SIZE) == 0
                 {
                     if stop.load(SeqCst) != 0 {
@@ -282,45 +294,46 @@ mod tests {
     #[test]
     fn a_write_by_another_process_is_refused_or_lasts() {
         let setup = Setup::new();
-        let shared = SharedZone::reserve(PAGE_SIZE).unwrap();
+        let zone = SharedZone::reserve(PAGE_SIZE).unwrap();
         // SAFETY: the page is zeros, and both processes share it.
-        let words = unsafe { &*shared.as_ptr().cast::<[AtomicU32; 3]>() };
-        let [stop, written, lost] = words;
-        let (parent, home) = (std::process::id() as usize, setup.home.start());
+        let words = unsafe { &*zone.as_ptr().cast::<[AtomicU32; 3]>() };
+        let [stop, writes, losses] = words;
+        let (parent, address) = (std::process::id() as usize, setup.memory.start());
         // SAFETY: the child makes only system calls, on its own stack, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut all = rustix::thread::CpuSet::new();
             (0..rustix::thread::CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
             let _ = rustix::thread::sched_setaffinity(None, &all);
-            write_from_outside(parent, home, words);
+            write_from_outside(parent, address, words);
             // SAFETY: the call ends the process.
             unsafe { libc::_exit(0) };
         }
-        let (mut taken, mut page) = (0, 0);
-        while taken < 40_000 || written.load(SeqCst) < 40_000 {
+        let (mut takes, mut page) = (0, 0);
+        while takes < 40_000 || writes.load(SeqCst) < 40_000 {
             page = (page + 1) % PAGES;
-            let home = home + page * PAGE_SIZE;
+            let address = address + page * PAGE_SIZE;
             let frame = setup.frame.as_ptr();
             // SAFETY: only the test uses the zones.
             unsafe {
-                if take(&setup.uffd, Some(&setup.pagemap), home, frame, PAGE_SIZE) > 0 {
-                    taken += 1;
-                    while setup.uffd.copy(home, frame, PAGE_SIZE, true).is_err() {}
+                if take(&setup.uffd, Some(&setup.pagemap), address, frame, PAGE_SIZE) > 0 {
+                    takes += 1;
+                    while setup.uffd.copy(address, frame, PAGE_SIZE, true).is_err() {}
                 }
             }
         }
         stop.store(1, SeqCst);
         // SAFETY: the process is a child of this test.
         unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
-        assert_eq!(lost.load(SeqCst), 0, "of {}", written.load(SeqCst));
+        assert_eq!(losses.load(SeqCst), 0, "of {}", writes.load(SeqCst));
     }
 
     #[test]
     fn read_only_page_is_evicted_and_unreadable_page_stays() {
         let setup = Setup::new();
         let protect = |page: usize, access: i32| {
-            let args = [setup.home.start() + page * PAGE_SIZE, PAGE_SIZE, access as usize, 0, 0, 0];
+            let args =
+                [setup.memory.start() + page * PAGE_SIZE, PAGE_SIZE, access as usize, 0, 0, 0];
             // SAFETY: the page is in the zone, and is touched only as its access permits.
             unsafe { system_call(libc::SYS_mprotect, args) }.unwrap()
         };
@@ -330,6 +343,6 @@ mod tests {
         assert_eq!(setup.byte(&setup.frame, 2), 2);
         assert!(!setup.is_there(2) && (9..PAGES).all(|page| setup.is_there(page)));
         protect(9, libc::PROT_READ | libc::PROT_WRITE);
-        assert!((9..PAGES).all(|page| setup.byte(&setup.home, page) == page as u8));
+        assert!((9..PAGES).all(|page| setup.byte(&setup.memory, page) == page as u8));
     }
 }

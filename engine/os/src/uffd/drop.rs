@@ -89,10 +89,10 @@ mod tests {
         // SAFETY: the pages are inside the zone, which only this test uses.
         unsafe {
             zone.as_ptr().write_bytes(7, zone.len());
-            let locked = [at(4), PAGE_SIZE, 0, 0, 0, 0];
-            system_call(libc::SYS_mlock, locked).expect("a page may be locked");
-            let stopped = drop_spans(&spans).unwrap_err();
-            assert_eq!(stopped, Partial { done: 2 * PAGE_SIZE, errno: Errno::AGAIN });
+            let lock_args = [at(4), PAGE_SIZE, 0, 0, 0, 0];
+            system_call(libc::SYS_mlock, lock_args).expect("a page may be locked");
+            let partial = drop_spans(&spans).unwrap_err();
+            assert_eq!(partial, Partial { done: 2 * PAGE_SIZE, errno: Errno::AGAIN });
             let reason = drop_spans(&spans[2..]).unwrap_err();
             assert_eq!(reason, Partial { done: 0, errno: Errno::INVAL });
             assert_eq!([0, 1, 2, 3, 4, 6].map(first), [0, 7, 0, 7, 7, 7]);

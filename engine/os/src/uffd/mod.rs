@@ -169,9 +169,9 @@ impl Uffd {
     /// # Errors
     /// An [`OpenError`] with the cause.
     pub fn open(features: u64, user_only: bool) -> Result<Uffd, OpenError> {
-        let supported = Uffd::open_raw(true)?.handshake(0)?;
-        if features & !supported != 0 {
-            return Err(OpenError::Lacks(features & !supported));
+        let offer = Uffd::open_raw(true)?.handshake(0)?;
+        if features & !offer != 0 {
+            return Err(OpenError::Lacks(features & !offer));
         }
         let mut uffd = Uffd::open_raw(user_only)?;
         uffd.handshake(features)?;
@@ -210,12 +210,12 @@ impl Uffd {
     /// instead of the sysctl. A sandbox that refuses the call (EPERM in Docker's profile, ENOSYS in
     /// others) may permit the device.
     fn open_raw(user_only: bool) -> Result<Uffd, OpenError> {
-        let refused = match Uffd::open_by(UffdSource::Call, user_only) {
+        let refusal = match Uffd::open_by(UffdSource::Call, user_only) {
             Ok(uffd) => return Ok(uffd),
             Err(e @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => e,
             Err(e) => return Err(OpenError::Other(e)),
         };
-        Uffd::open_by(UffdSource::Device, user_only).map_err(|e| match (refused, e) {
+        Uffd::open_by(UffdSource::Device, user_only).map_err(|e| match (refusal, e) {
             (Errno::NOSYS, Errno::NOENT | Errno::NODEV | Errno::NXIO) => OpenError::Missing,
             _ => OpenError::Forbidden,
         })

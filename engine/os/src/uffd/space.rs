@@ -88,7 +88,7 @@ pub trait Space: Send + Sync {
     /// - The range is registered for write protection. `to` is writable for `len` bytes, and no
     ///   other thread uses it.
     /// - No other thread changes the mapping of these pages, or serves their faults.
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize;
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize;
 
     /// Drops the pages of a range.
     ///
@@ -182,17 +182,17 @@ unsafe fn discard_each<S: Space + ?Sized>(space: &S, ranges: &[Range<usize>]) ->
 /// # Safety
 /// - The conditions of [`Space::discard_now`].
 unsafe fn discard_at_once(ranges: &[Range<usize>]) -> usize {
-    let mut gone = 0;
+    let mut dropped_bytes = 0;
     for part in ranges.chunks(SPANS_MAX) {
         let mut spans = [AddressSpan::default(); SPANS_MAX];
         spans.iter_mut().zip(part).for_each(|(span, range)| *span = range.into());
         // SAFETY: by the caller's promise the bytes are not needed.
         match unsafe { drop_spans(&spans[..part.len()]) } {
-            Ok(()) => gone += part.iter().map(Range::len).sum::<usize>(),
-            Err(partial) => return gone + partial.done,
+            Ok(()) => dropped_bytes += part.iter().map(Range::len).sum::<usize>(),
+            Err(partial) => return dropped_bytes + partial.done,
         }
     }
-    gone
+    dropped_bytes
 }
 
 /// The real address space of this process, through a userfaultfd.
@@ -225,13 +225,13 @@ impl UffdSpace {
     /// - The page is registered, belongs to the engine, and no other thread uses it.
     unsafe fn refill(&self, page: usize) {
         // The kernel makes a page that isn't registered when it is touched.
-        let made = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
+        let fill = self.uffd.unregister(page, PAGE_SIZE).map(|()| write_if_there(page));
         // SAFETY: it was registered before, so there is a thread that serves it. The page is
         // present, so none is missing.
-        let done = made
-            .and_then(|made| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| made));
+        let outcome = fill
+            .and_then(|fill| unsafe { self.uffd.register(page, PAGE_SIZE, false) }.map(|()| fill));
         assert_eq!(
-            done,
+            outcome,
             Ok(true),
             "memfold: The kernel has dropped a page, and gives none in its place"
         );
@@ -271,21 +271,23 @@ impl Space for UffdSpace {
 
     unsafe fn map_zeros(&self, dst: usize, len: usize) -> Result<(), Partial> {
         // SAFETY: the caller holds the right to define the bytes.
-        let mapped = unsafe { self.uffd.zero(dst, len) };
-        let done = mapped.map_or_else(|partial| partial.done, |()| len);
-        if done > 0 {
-            self.uffd.protect(dst, done, true).map_err(|errno| Partial { done, errno })?;
+        let outcome = unsafe { self.uffd.zero(dst, len) };
+        let mapped_bytes = outcome.map_or_else(|partial| partial.done, |()| len);
+        if mapped_bytes > 0 {
+            self.uffd
+                .protect(dst, mapped_bytes, true)
+                .map_err(|errno| Partial { done: mapped_bytes, errno })?;
         }
-        mapped.map_err(|partial| Partial { done: 0, ..partial })
+        outcome.map_err(|partial| Partial { done: 0, ..partial })
     }
 
     fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
         self.uffd.protect(start, len, on)
     }
 
-    unsafe fn take_by_copy(&self, home: usize, to: *mut u8, len: usize) -> usize {
+    unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         // SAFETY: the caller promises the conditions of `take_by_copy`, which are those of `take`.
-        unsafe { take(&self.uffd, self.pagemap.as_deref(), home, to, len) }
+        unsafe { take(&self.uffd, self.pagemap.as_deref(), address, to, len) }
     }
 
     unsafe fn discard(&self, start: usize, len: usize) -> Result<(), Errno> {

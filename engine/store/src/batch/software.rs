@@ -73,10 +73,10 @@ impl SoftwarePool {
         block_bytes_max: usize,
         threads: usize,
     ) -> Result<SoftwarePool, Errno> {
-        let waiting = (0..WAITING_MAX).map(|_| None).collect();
-        let jobs = Mutex::new(JobQueue { waiting, head: 0, count: 0, stop: false });
-        let shared = Arc::new(SoftwareState { jobs, changed: Condvar::new() });
-        let mut pool = SoftwarePool { shared, threads: Vec::new(), spec, block_bytes_max };
+        let slots = (0..WAITING_MAX).map(|_| None).collect();
+        let jobs = Mutex::new(JobQueue { waiting: slots, head: 0, count: 0, stop: false });
+        let state = Arc::new(SoftwareState { jobs, changed: Condvar::new() });
+        let mut pool = SoftwarePool { shared: state, threads: Vec::new(), spec, block_bytes_max };
         for _ in 0..threads {
             let own = Box::new((pool.shared.clone(), BareCodec::new(spec, block_bytes_max)));
             let arg = Box::into_raw(own);
@@ -122,9 +122,8 @@ impl Drop for SoftwarePool {
 
 fn run(arg: usize) {
     // SAFETY: `start` gave this thread the box.
-    let (shared, mut codec) =
-        *unsafe { Box::from_raw(arg as *mut (Arc<SoftwareState>, BareCodec)) };
-    while let Some((job, results)) = shared.await_ticket() {
+    let (state, mut codec) = *unsafe { Box::from_raw(arg as *mut (Arc<SoftwareState>, BareCodec)) };
+    while let Some((job, results)) = state.await_ticket() {
         // SAFETY: the caller of `submit` vouched for the job's memory until the result is there.
         let result = unsafe { codec.compress(job.src, job.len, job.dst, job.room) };
         results.finish(BatchResult { tag: job.tag, result });
@@ -140,8 +139,8 @@ impl SoftwareState {
             if jobs.stop {
                 return None;
             }
-            if let Some(found) = jobs.pop() {
-                return Some(found);
+            if let Some(job) = jobs.pop() {
+                return Some(job);
             }
             if turns < TURNS {
                 turns += 1;
@@ -174,10 +173,10 @@ impl JobQueue {
     /// Takes the oldest job, and marks it as running.
     fn pop(&mut self) -> Option<Ticket> {
         while self.count > 0 {
-            let found = self.waiting[self.head].take();
+            let place = self.waiting[self.head].take();
             self.head = (self.head + 1) % WAITING_MAX;
             self.count -= 1;
-            if let Some((job, results)) = found {
+            if let Some((job, results)) = place {
                 results.state.lock().running += 1;
                 return Some((job, results));
             }
@@ -235,14 +234,14 @@ impl Compressor for SoftwareQueue {
     }
 
     unsafe fn submit(&mut self, jobs: &[BatchJob]) -> usize {
-        let mut waiting = self.shared.jobs.lock();
+        let mut places = self.shared.jobs.lock();
         let room = BATCH_MAX - self.under_way;
-        let taken =
-            jobs.iter().take(room).take_while(|job| waiting.push(**job, &self.results)).count();
-        drop(waiting);
-        self.under_way += taken;
+        let count =
+            jobs.iter().take(room).take_while(|job| places.push(**job, &self.results)).count();
+        drop(places);
+        self.under_way += count;
         self.shared.changed.notify_all();
-        taken
+        count
     }
 
     fn complete(&mut self, done: &mut [BatchResult], wait_ns: u64) -> usize {

@@ -50,13 +50,13 @@ impl DictionarySet {
         }
     }
 
-    /// Makes `canned` the dictionary of saves with `spec`. Returns `false` if all slots are taken.
-    pub fn install(&self, spec: CodecSpec, canned: DigestedDictionary) -> bool {
+    /// Makes `dictionary` the dictionary of saves with `spec`. Returns `false` if all slots are taken.
+    pub fn install(&self, spec: CodecSpec, dictionary: DigestedDictionary) -> bool {
         let mut list = self.list.lock();
         let Some(slot) = list.slots.iter().position(Option::is_none) else { return false };
-        self.bytes.fetch_add(canned.bytes as u64, Relaxed);
-        self.budget.charge(canned.bytes as u64);
-        list.slots[slot] = Some(Arc::new(canned));
+        self.bytes.fetch_add(dictionary.bytes as u64, Relaxed);
+        self.budget.charge(dictionary.bytes as u64);
+        list.slots[slot] = Some(Arc::new(dictionary));
         list.current = Some(SaveDictionary { slot: slot as u8, spec });
         self.epoch.fetch_add(1, Release);
         true
@@ -74,29 +74,29 @@ impl DictionarySet {
     pub fn reap(&self, objects: impl Fn(usize) -> u64) -> usize {
         let mut list = self.list.lock();
         let current = list.current.map(|c| c.slot as usize);
-        let (mut freed, mut wanted_back) = (0, false);
-        for (slot, canned) in list.slots.iter_mut().enumerate() {
+        let (mut freed_count, mut wanted_back) = (0, false);
+        for (slot, dictionary) in list.slots.iter_mut().enumerate() {
             // Workers copy references only under the lock, so the count can't grow meanwhile. It is
             // read first, because a worker that stores an object lists the dictionary while it
             // does.
-            let mut unneeded = |c: &mut Arc<DigestedDictionary>| {
-                let listed = Arc::strong_count(c) > 1;
+            let mut is_unneeded = |c: &mut Arc<DigestedDictionary>| {
+                let is_referenced = Arc::strong_count(c) > 1;
                 fence(Acquire);
-                let unused = Some(slot) != current && objects(slot) == 0;
-                wanted_back |= listed && unused;
-                !listed && unused
+                let is_unused = Some(slot) != current && objects(slot) == 0;
+                wanted_back |= is_referenced && is_unused;
+                !is_referenced && is_unused
             };
-            if let Some(canned) = canned.take_if(&mut unneeded) {
-                self.bytes.fetch_sub(canned.bytes as u64, Relaxed);
-                self.budget.uncharge(canned.bytes as u64);
-                freed += 1;
+            if let Some(dictionary) = dictionary.take_if(&mut is_unneeded) {
+                self.bytes.fetch_sub(dictionary.bytes as u64, Relaxed);
+                self.budget.uncharge(dictionary.bytes as u64);
+                freed_count += 1;
             }
         }
         if wanted_back {
             // Workers renew their lists, and a later call frees it.
             self.epoch.fetch_add(1, Release);
         }
-        freed
+        freed_count
     }
 
     /// Returns the dictionary that saves with `spec` take.
@@ -184,22 +184,22 @@ impl DecoderSet {
                 shuffle::decode(&mut *self.plain[format as usize], payload, &mut self.planes, dst)
             };
         }
-        let (decoder, canned) = self.get(format).ok_or(DecodeError::Format)?;
+        let (decoder, dictionary) = self.get(format).ok_or(DecodeError::Format)?;
         // SAFETY: as the caller says.
-        let decoded = unsafe {
+        let outcome = unsafe {
             if len < dst.len {
-                decoder.decode_start(src, dst, len, canned)
+                decoder.decode_start(src, dst, len, dictionary)
             } else {
-                decoder.decode(src, dst, canned)
+                decoder.decode(src, dst, dictionary)
             }
         };
-        decoded.map_err(DecodeError::Codec)
+        outcome.map_err(DecodeError::Codec)
     }
 
     /// Returns whether [`DecoderSet::decode`] of a format ends with the bytes that are asked for.
     pub fn stops_early(&mut self, format: u8) -> bool {
         match self.get(format) {
-            Some((_, Some(canned))) => format::stops_early(canned.format),
+            Some((_, Some(dictionary))) => format::stops_early(dictionary.format),
             _ => format::stops_early(format),
         }
     }
@@ -214,8 +214,8 @@ impl DecoderSet {
         if self.slots[slot].is_none() {
             self.slots[slot] = self.cans.list.lock().slots[slot].clone();
         }
-        let canned = self.slots[slot].as_deref()?;
-        Some((&mut *self.plain[canned.format as usize], Some(canned)))
+        let dictionary = self.slots[slot].as_deref()?;
+        Some((&mut *self.plain[dictionary.format as usize], Some(dictionary)))
     }
 
     /// Returns the format and dictionary of saves with `spec`, if they take one. The caller has

@@ -58,17 +58,17 @@ fn piece_at(nth: usize, pieces: usize, len: usize) -> usize {
 /// # Safety
 /// - As for [`is_dense`].
 unsafe fn has_many_values(src: *const u8, len: usize) -> bool {
-    let mut seen = [0u64; 4];
+    let mut bits = [0u64; 4];
     for nth in 0..FIRST_PIECES {
         // SAFETY: a piece is 8 bytes at a multiple of 8 within its stretch, which is a multiple of
         // 8 and within `len`.
         let word =
             unsafe { read_unaligned(src.add(piece_at(nth, FIRST_PIECES, len)).cast::<u64>()) };
         for byte in word.to_ne_bytes() {
-            seen[(byte >> 6) as usize] |= 1 << (byte & 63);
+            bits[(byte >> 6) as usize] |= 1 << (byte & 63);
         }
     }
-    seen.iter().map(|bits| bits.count_ones()).sum::<u32>() >= FIRST_VALUES_MIN
+    bits.iter().map(|bits| bits.count_ones()).sum::<u32>() >= FIRST_VALUES_MIN
 }
 
 /// # Safety
@@ -100,20 +100,20 @@ unsafe fn repeats(src: *const u8, len: usize) -> bool {
     let words = len / 8;
     let one_in = (words / WORDS).next_power_of_two() as u64;
     // One more than used, for words that are not chosen.
-    let mut seen = [0u32; SEEN + 1];
-    let (mut chosen, mut again) = (0, 0);
+    let mut bits = [0u32; SEEN + 1];
+    let (mut chosen_count, mut again) = (0, 0);
     for nth in 0..words {
         // SAFETY: word `nth` lies within `len` bytes.
         let word = unsafe { read_unaligned(src.cast::<u64>().add(nth)) };
         let hash = word.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let is_chosen = (hash >> 40) & (one_in - 1) == 0;
-        let slot = &mut seen[if is_chosen { (hash >> 54) as usize } else { SEEN }];
+        let slot = &mut bits[if is_chosen { (hash >> 54) as usize } else { SEEN }];
         let tag = hash as u32 | 1;
         again += (is_chosen & (*slot == tag)) as usize;
         *slot = tag;
-        chosen += is_chosen as usize;
+        chosen_count += is_chosen as usize;
     }
-    again > 0 && again * 32 >= chosen
+    again > 0 && again * 32 >= chosen_count
 }
 
 const _: () = assert!(
@@ -142,14 +142,14 @@ mod tests {
     /// don't compress, all; bytes lost.
     fn judge(bytes: &[u8], block: usize, spec: &str) -> [usize; 5] {
         let mut encoder = CodecSpec::parse(spec).unwrap().encoder(block);
-        let mut packed = vec![0; block + block / 100 + 1024];
+        let mut output = vec![0; block + block / 100 + 1024];
         let mut sums = [0; 5];
         for block in bytes.chunks_exact(block) {
             // SAFETY: both buffers are as long as said and apart.
             let size = unsafe {
                 encoder.encode(
                     CodecInput { at: block.as_ptr(), len: block.len() },
-                    CodecOutput::of(&mut packed),
+                    CodecOutput::of(&mut output),
                     None,
                 )
             };
@@ -172,8 +172,8 @@ mod tests {
     fn random_bytes_are_dense_and_real_ones_that_shrink_are_not() {
         let bytes = random(8 << 20, &mut Random::new(3));
         for block in [4096, 16384, 65536, 12 * 4096] {
-            let [lost, missed, ..] = judge(&bytes, block, "lz4");
-            assert_eq!(lost, 0);
+            let [false_negatives, missed, ..] = judge(&bytes, block, "lz4");
+            assert_eq!(false_negatives, 0);
             assert!(
                 missed * 100 <= bytes.len() / block,
                 "{missed} blocks of {block} random bytes were not called dense"
@@ -216,9 +216,9 @@ mod tests {
         let bytes = std::fs::read(path).unwrap();
         for spec in ["lz4", "zstd", "deflate"] {
             for block in [4096, 16384, 65536] {
-                let [lost, missed, right, all, lost_bytes] = judge(&bytes, block, spec);
+                let [false_negatives, missed, right, all, lost_bytes] = judge(&bytes, block, spec);
                 println!(
-                    "{spec} {:>2}K: {all} blocks; {right} dense and don't shrink; {lost} dense but shrink, \
+                    "{spec} {:>2}K: {all} blocks; {right} dense and don't shrink; {false_negatives} dense but shrink, \
                      {lost_bytes} bytes lost; {missed} not dense but don't shrink",
                     block >> 10
                 );

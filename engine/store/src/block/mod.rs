@@ -84,7 +84,7 @@ pub(crate) struct BlockPacker<'a> {
     /// Format of the output without a dictionary.
     pub format: u8,
     /// A dictionary to try, and the format of its output.
-    pub canned: Option<(u8, &'a DigestedDictionary)>,
+    pub dictionary: Option<(u8, &'a DigestedDictionary)>,
     /// Whether blocks of numbers are split into planes.
     pub shuffle: bool,
 }
@@ -173,21 +173,21 @@ pub(crate) unsafe fn encode(
     order: Order,
 ) -> Result<EncodedBlock, CodecError> {
     let pages = order.pages();
-    let mut same = BlockSet::EMPTY;
+    let mut same_set = BlockSet::EMPTY;
     let mut same_pages = 0;
     for page in 0..pages {
         // SAFETY: the page lies in the block.
         if let Some(pattern) = unsafe { pattern_of(src.add(page * PAGE_SIZE)) } {
-            same.insert(page);
+            same_set.insert(page);
             scratch.patterns[same_pages] = pattern;
             same_pages += 1;
         }
     }
     if same_pages == 0 {
         // SAFETY: the whole block is to be compressed.
-        let packed =
+        let outcome =
             unsafe { compress(scratch, &mut packer, CodecInput { at: src, len: order.bytes() })? };
-        let (format, body, len) = match packed {
+        let (format, body, len) = match outcome {
             Some((format, size)) => (format, scratch.payload(0), size),
             None => (format::NONE, src, order.bytes()),
         };
@@ -205,7 +205,7 @@ pub(crate) unsafe fn encode(
         return Ok(one_pattern(scratch, pages));
     }
     // SAFETY: as the caller says.
-    unsafe { encode_mixed(scratch, &mut packer, src, pages, &same, same_pages) }
+    unsafe { encode_mixed(scratch, &mut packer, src, pages, &same_set, same_pages) }
 }
 
 /// # Safety
@@ -257,8 +257,8 @@ unsafe fn compress(
     src: CodecInput,
 ) -> Result<Option<(u8, usize)>, CodecError> {
     // SAFETY: as the caller says.
-    if let Some(packed) = unsafe { compress_shuffled(scratch, packer, src)? } {
-        return Ok(Some(packed));
+    if let Some(result) = unsafe { compress_shuffled(scratch, packer, src)? } {
+        return Ok(Some(result));
     }
     // SAFETY: as the caller says; whole pages.
     let is_dense = || unsafe { entropy::is_dense(src.at, src.len) };
@@ -266,11 +266,12 @@ unsafe fn compress(
         scratch.dense_blocks += 1;
         return Ok(None);
     }
-    if let Some((format, canned)) = packer.canned
+    if let Some((format, dictionary)) = packer.dictionary
         && scratch.luck.tries()
     {
         // SAFETY: as the caller says.
-        let with = unsafe { compress_canned(scratch, &mut *packer.encoder, canned, src)? };
+        let with =
+            unsafe { compress_with_dictionary(scratch, &mut *packer.encoder, dictionary, src)? };
         scratch.luck.note(matches!(with, DictionaryTry::With(_)));
         match with {
             DictionaryTry::With(size) => return Ok(Some((format, size))),
@@ -313,11 +314,17 @@ unsafe fn shuffled_size(
     plan: ShufflePlan,
     src: CodecInput,
 ) -> Result<Option<usize>, CodecError> {
-    let EncodeScratch { packed, planes, plain, shuffling: [_, others], .. } = scratch;
+    let EncodeScratch {
+        packed: packed_bytes,
+        planes,
+        plain: plain_bytes,
+        shuffling: [_, others],
+        ..
+    } = scratch;
     let codes = packer.format != format::NONE;
     // SAFETY: the caller vouches for `src`; `planes` has room for a block.
     let size = unsafe {
-        shuffle::encode(&mut *packer.encoder, codes, plan, src, planes, &mut packed[BODY..])?
+        shuffle::encode(&mut *packer.encoder, codes, plan, src, planes, &mut packed_bytes[BODY..])?
     };
     let Some(size) = size.filter(|size| *size <= huge_threshold(src.len)) else { return Ok(None) };
     if !codes || !others.tries() {
@@ -325,10 +332,11 @@ unsafe fn shuffled_size(
     }
     // Planes load faster, so the codec alone must be smaller by a part.
     let most = size - size / SHUFFLED_WORTH;
-    let room = (most + CODEC_ROOM).min(plain.len());
-    // SAFETY: as the caller says; `plain` is writable for `room` bytes.
-    let alone = unsafe { packer.encoder.encode(src, CodecOutput::of(&mut plain[..room]), None)? };
-    let is_less = alone.is_some_and(|alone| alone <= most);
+    let room = (most + CODEC_ROOM).min(plain_bytes.len());
+    // SAFETY: as the caller says; `plain_bytes` is writable for `room` bytes.
+    let size_alone =
+        unsafe { packer.encoder.encode(src, CodecOutput::of(&mut plain_bytes[..room]), None)? };
+    let is_less = size_alone.is_some_and(|size| size <= most);
     others.note(is_less);
     Ok((!is_less).then_some(size))
 }
@@ -345,15 +353,15 @@ enum DictionaryTry {
 ///
 /// # Safety
 /// - As for [`compress`].
-unsafe fn compress_canned(
+unsafe fn compress_with_dictionary(
     scratch: &mut EncodeScratch,
     encoder: &mut dyn Encoder,
-    canned: &DigestedDictionary,
+    dictionary: &DigestedDictionary,
     src: CodecInput,
 ) -> Result<DictionaryTry, CodecError> {
     let body = &mut scratch.packed[BODY..];
     // SAFETY: as the caller says; `body` is writable for its length.
-    let with = unsafe { encoder.encode(src, CodecOutput::of(body), Some(canned))? };
+    let with = unsafe { encoder.encode(src, CodecOutput::of(body), Some(dictionary))? };
     let Some(with) = with.filter(|size| *size <= huge_threshold(src.len)) else {
         return Ok(DictionaryTry::Unknown);
     };
@@ -408,17 +416,17 @@ pub(crate) unsafe fn decode(
     if others == 0 && !body.is_empty() {
         return Err(DecodeError::Layout);
     }
-    let wanted = (0..pages).filter(|page| !head.same.contains(*page)).count();
-    if wanted > 0 {
+    let page_count = (0..pages).filter(|page| !head.same.contains(*page)).count();
+    if page_count > 0 {
         let (from, to) = (
             CodecInput { at: body.as_ptr(), len: body.len() },
             CodecOutput { at: dst, len: others * PAGE_SIZE },
         );
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoders.decode(header.format, from, to, wanted * PAGE_SIZE)? };
+        unsafe { decoders.decode(header.format, from, to, page_count * PAGE_SIZE)? };
     }
-    // SAFETY: the first `wanted` pages at `dst` are the gathered ones of those `pages`.
-    unsafe { spread(&head, dst, pages, wanted) };
+    // SAFETY: the first `page_count` pages at `dst` are the gathered ones of those `pages`.
+    unsafe { spread(&head, dst, pages, page_count) };
     Ok(())
 }
 
@@ -443,7 +451,7 @@ fn one_pattern(scratch: &mut EncodeScratch, pages: usize) -> EncodedBlock {
 /// Writes the list of same-filled pages so that it ends where the body starts. Returns its length.
 fn write_head(scratch: &mut EncodeScratch, same: &BlockSet, count: usize, pages: usize) -> usize {
     let patterns = &scratch.patterns[..count];
-    let (mode, kept) = if patterns.iter().all(|p| *p == 0) {
+    let (mode, word_count) = if patterns.iter().all(|p| *p == 0) {
         (MODE_ZERO, 0)
     } else if patterns.iter().all(|p| *p == patterns[0]) {
         (MODE_ONE, 1)
@@ -451,13 +459,14 @@ fn write_head(scratch: &mut EncodeScratch, same: &BlockSet, count: usize, pages:
         (MODE_EACH, count)
     };
     let bitmap_len = pages.div_ceil(8);
-    let len = 1 + bitmap_len + 8 * kept;
+    let len = 1 + bitmap_len + 8 * word_count;
     let head = &mut scratch.packed[BODY - len..BODY];
     head[0] = mode;
     for (i, byte) in head[1..1 + bitmap_len].iter_mut().enumerate() {
         *byte = (same.words()[i / 8] >> (i % 8 * 8)) as u8;
     }
-    for (bytes, pattern) in head[1 + bitmap_len..].chunks_exact_mut(8).zip(&patterns[..kept]) {
+    for (bytes, pattern) in head[1 + bitmap_len..].chunks_exact_mut(8).zip(&patterns[..word_count])
+    {
         bytes.copy_from_slice(&pattern.to_ne_bytes());
     }
     len
@@ -531,22 +540,27 @@ impl SameFilledHead<'_> {
         let (mode, rest) = bytes.split_first()?;
         let bitmap = rest.get(..pages.div_ceil(8))?;
         let bits = bitmap.iter().enumerate();
-        let same: BlockSet = bits
+        let same_set: BlockSet = bits
             .flat_map(|(i, byte)| {
                 (0..8).filter(move |b| byte & 1 << b != 0).map(move |b| i * 8 + b)
             })
             .collect();
-        let kept = match *mode {
+        let word_count = match *mode {
             MODE_ZERO => 0,
             MODE_ONE => 1,
-            MODE_EACH => same.count(),
+            MODE_EACH => same_set.count(),
             _ => return None,
         };
-        let patterns = rest.get(bitmap.len()..bitmap.len() + 8 * kept)?;
-        if same.end() > pages {
+        let patterns = rest.get(bitmap.len()..bitmap.len() + 8 * word_count)?;
+        if same_set.end() > pages {
             return None;
         }
-        Some(SameFilledHead { same, mode: *mode, patterns, len: 1 + bitmap.len() + patterns.len() })
+        Some(SameFilledHead {
+            same: same_set,
+            mode: *mode,
+            patterns,
+            len: 1 + bitmap.len() + patterns.len(),
+        })
     }
 
     /// Returns the pattern of the same-filled page of this rank.

@@ -1,5 +1,5 @@
 //! The interface of a codec to the store: an encoder and a decoder.
-use super::canned::DigestedDictionary;
+use super::dictionary::DigestedDictionary;
 
 /// A codec failed; the number is its own code.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) type DecodeResult = Result<(), CodecError>;
 pub(crate) trait Encoder: Send {
     /// Compresses `src` to the front of `dst`. Returns `Ok(None)` if it does not fit.
     ///
-    /// A `canned` dictionary was made for this codec at this level. A codec without dictionaries
+    /// A `dictionary` was made for this codec at this level. A codec without dictionaries
     /// never gets one.
     ///
     /// # Safety
@@ -45,7 +45,7 @@ pub(crate) trait Encoder: Send {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult;
 
     /// Returns whether it gives up on an incompressible block as fast as the entropy estimate
@@ -59,7 +59,7 @@ pub(crate) trait Encoder: Send {
 pub(crate) trait Decoder: Send {
     /// Decompresses `src` to exactly the bytes of `dst`; any other length is an error.
     ///
-    /// `canned` is the dictionary that it was compressed with. Any bytes at `src` are allowed: at
+    /// `dictionary` is the dictionary that it was compressed with. Any bytes at `src` are allowed: at
     /// worst the result is an error or wrong bytes within `dst`.
     ///
     /// # Safety
@@ -69,7 +69,7 @@ pub(crate) trait Decoder: Send {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult;
 
     /// Decompresses at least the first `len` bytes of `dst`: at least one and not all. Bytes after
@@ -83,10 +83,10 @@ pub(crate) trait Decoder: Send {
         src: CodecInput,
         dst: CodecOutput,
         len: usize,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         debug_assert!(len > 0 && len < dst.len);
         // SAFETY: as the caller says.
-        unsafe { self.decode(src, dst, canned) }
+        unsafe { self.decode(src, dst, dictionary) }
     }
 }

@@ -1,9 +1,9 @@
 //! DEFLATE by libdeflate, the software equivalent of hardware accelerators. It allocates only when
 //! a context is made.
-use super::canned::DigestedDictionary;
 use super::coder::{
     CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
 };
+use super::dictionary::DigestedDictionary;
 use alloc::boxed::Box;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -78,7 +78,7 @@ impl Encoder for DeflateEncoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges.
@@ -104,9 +104,9 @@ impl Decoder for DeflateDecoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
-        let (mut used, mut written) = (0, 0);
+        let (mut input_len, mut output_len) = (0, 0);
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges, and libdeflate stays within them whatever the input; the two lengths are written
         // to locals.
@@ -117,14 +117,14 @@ impl Decoder for DeflateDecoder {
                 src.len,
                 dst.at.cast(),
                 dst.len,
-                &mut used,
-                &mut written,
+                &mut input_len,
+                &mut output_len,
             )
         };
         match code {
-            0 if used == src.len && written == dst.len => Ok(()),
-            0 if used != src.len => Err(CodecError(TRAILING_BYTES)),
-            0 => Err(CodecError(written as i64)),
+            0 if input_len == src.len && output_len == dst.len => Ok(()),
+            0 if input_len != src.len => Err(CodecError(TRAILING_BYTES)),
+            0 => Err(CodecError(output_len as i64)),
             code => Err(CodecError(code.into())),
         }
     }
@@ -190,9 +190,12 @@ mod tests {
         println!("KiB by level, from 1: {all:?}");
         let Codec { help, .. } =
             CODECS.iter().find(|codec| codec.format == crate::format::DEFLATE).unwrap();
-        let said = |text: &str| assert!(help.contains(text), "{help}: not {text}");
-        said(&format!("1 takes {} KiB a thread", all[0]));
-        said(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));
-        said(&format!("10 to 12 {:.1} MiB", *all[9..].iter().max().unwrap() as f64 / 1024.0));
+        let assert_help = |text: &str| assert!(help.contains(text), "{help}: not {text}");
+        assert_help(&format!("1 takes {} KiB a thread", all[0]));
+        assert_help(&format!("2 to 9 take {} KiB", all[1..9].iter().max().unwrap()));
+        assert_help(&format!(
+            "10 to 12 {:.1} MiB",
+            *all[9..].iter().max().unwrap() as f64 / 1024.0
+        ));
     }
 }

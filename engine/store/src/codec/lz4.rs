@@ -1,8 +1,8 @@
 //! LZ4, with the state owned by the encoder.
-use super::canned::{CodecDigest, DigestedDictionary};
 use super::coder::{
     CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
 };
+use super::dictionary::{CodecDigest, DigestedDictionary};
 use super::lz4_dictionary::stream;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -84,9 +84,9 @@ impl Encoder for Lz4Encoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
-        let size = match canned.map(|c| &c.digest) {
+        let size = match dictionary.map(|c| &c.digest) {
             // SAFETY: `stream` is initialised and exclusively borrowed; the dictionary lives longer
             // than this call, at the end of which it is detached; the caller vouches for both
             // ranges, which fit a c_int.
@@ -143,14 +143,14 @@ impl Decoder for Lz4Decoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         let (from, to, len, room) =
             (src.at.cast(), dst.at.cast(), src.len as c_int, dst.len as c_int);
         // SAFETY: both read only `src` and the dictionary, and write only to `dst`, whatever the
         // input; the caller vouches for both ranges.
         let size = unsafe {
-            match canned.map(|c| &c.digest) {
+            match dictionary.map(|c| &c.digest) {
                 Some(CodecDigest::Lz4(dictionary)) => LZ4_decompress_safe_usingDict(
                     from,
                     to,
@@ -170,14 +170,14 @@ impl Decoder for Lz4Decoder {
         src: CodecInput,
         dst: CodecOutput,
         len: usize,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         let (from, to, src_len) = (src.at.cast(), dst.at.cast(), src.len as c_int);
         let (target, room) = (len as c_int, dst.len as c_int);
         // SAFETY: both read only `src` and the dictionary, and write no further than `target` and
         // `room` allow, whatever the input; the caller vouches for both ranges.
         let size = unsafe {
-            match canned.map(|c| &c.digest) {
+            match dictionary.map(|c| &c.digest) {
                 Some(CodecDigest::Lz4(dictionary)) => LZ4_decompress_safe_partial_usingDict(
                     from,
                     to,

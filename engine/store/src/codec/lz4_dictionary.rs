@@ -47,7 +47,7 @@ pub(super) fn stream() -> Box<[u64]> {
     let mut stream = vec![0u64; bytes.div_ceil(8)].into_boxed_slice();
     // SAFETY: the buffer has the stated length, is aligned to 8 as liblz4 requires, and belongs to
     // this function.
-    let made = unsafe { LZ4_initStream(stream.as_mut_ptr().cast(), stream.len() * 8) };
-    assert!(!made.is_null(), "liblz4 refused a stream of its own size");
+    let state = unsafe { LZ4_initStream(stream.as_mut_ptr().cast(), stream.len() * 8) };
+    assert!(!state.is_null(), "liblz4 refused a stream of its own size");
     stream
 }

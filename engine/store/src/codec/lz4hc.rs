@@ -1,6 +1,6 @@
 //! LZ4HC: slower than LZ4, with smaller output in the same stored format, read by LZ4's decoder.
-use super::canned::DigestedDictionary;
 use super::coder::{CodecInput, CodecOutput, EncodeResult, Encoder};
+use super::dictionary::DigestedDictionary;
 use super::lz4::packed;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -41,7 +41,7 @@ impl Encoder for Lz4HcEncoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
         // SAFETY: `state` was initialised by the library and is exclusively borrowed; the caller
         // vouches for both ranges, both at most 2 MiB and a little, so they fit a c_int. Levels up

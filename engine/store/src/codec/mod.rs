@@ -5,7 +5,7 @@
 //! codec, so an id must never be given to another format.
 mod lz4_dictionary;
 mod zstd_dictionary;
-mod canned;
+mod dictionary;
 mod coder;
 mod none;
 mod lz4;
@@ -17,9 +17,9 @@ pub(crate) mod bare;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use canned::DigestedDictionary;
 pub use coder::CodecError;
 pub(crate) use coder::{CodecInput, CodecOutput, Decoder, Encoder};
+pub(crate) use dictionary::DigestedDictionary;
 pub use spec::{CodecSpec, SpecError};
 
 use crate::format;

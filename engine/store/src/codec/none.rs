@@ -1,8 +1,8 @@
 //! No compression: the encoder always reports "does not fit", so that the block is stored raw.
-use super::canned::DigestedDictionary;
 use super::coder::{
     CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
 };
+use super::dictionary::DigestedDictionary;
 use alloc::boxed::Box;
 
 struct PlainCodec;
@@ -20,7 +20,7 @@ impl Encoder for PlainCodec {
         &mut self,
         _src: CodecInput,
         _dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
         Ok(None)
     }
@@ -31,7 +31,7 @@ impl Decoder for PlainCodec {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _canned: Option<&DigestedDictionary>,
+        _dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         if src.len != dst.len {
             return Err(CodecError(src.len as i64));

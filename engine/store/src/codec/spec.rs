@@ -1,6 +1,6 @@
 //! Codec specifications: `lz4`, `lz4:8`, `zstd:-1`, `zstd+shuffle`.
-use super::canned::DigestedDictionary;
 use super::coder::Encoder;
+use super::dictionary::DigestedDictionary;
 use super::{CODECS, Codec};
 use crate::dictionary::Dictionary;
 use crate::format;
@@ -33,10 +33,10 @@ impl CodecSpec {
     /// # Errors
     /// An unknown name, or a level that the codec does not have; the error lists the valid ones.
     pub fn parse(text: &str) -> Result<CodecSpec, SpecError> {
-        let plain = text.strip_suffix(SHUFFLE);
-        let (name, level) = match plain.unwrap_or(text).split_once(':') {
+        let base = text.strip_suffix(SHUFFLE);
+        let (name, level) = match base.unwrap_or(text).split_once(':') {
             Some((name, level)) => (name, Some(level)),
-            None => (plain.unwrap_or(text), None),
+            None => (base.unwrap_or(text), None),
         };
         let unknown = |codec| SpecError { given: text.to_string(), codec };
         let index = CODECS.iter().position(|c| c.name == name).ok_or(unknown(None))?;
@@ -48,7 +48,7 @@ impl CodecSpec {
         if !codec.levels.contains(&level) {
             return Err(unknown(Some(index)));
         }
-        Ok(CodecSpec { codec: index, level, shuffles: plain.is_some() })
+        Ok(CodecSpec { codec: index, level, shuffles: base.is_some() })
     }
 
     /// Returns the codec's name.
@@ -90,7 +90,7 @@ impl CodecSpec {
 
     /// Prepares a dictionary for the codec at this level. Returns `None` if it can't use that kind
     /// of dictionary, or finds it damaged. Allocates.
-    pub(crate) fn canned(
+    pub(crate) fn digest(
         &self,
         dictionary: &Dictionary,
         block_bytes_max: usize,

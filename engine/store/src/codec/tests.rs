@@ -37,7 +37,7 @@ fn specs() -> Vec<CodecSpec> {
 fn every_codec_gives_back_its_input_at_every_page_multiple() {
     let raw = words(BLOCK);
     let mut decoders = decoders();
-    let mut packed = vec![0; BLOCK];
+    let mut output = vec![0; BLOCK];
     let mut back = vec![0; BLOCK];
     for spec in specs() {
         let mut encoder = spec.encoder(BLOCK);
@@ -50,7 +50,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             let size = unsafe {
                 encoder.encode(
                     CodecInput { at: raw.as_ptr(), len },
-                    CodecOutput { at: packed.as_mut_ptr(), len },
+                    CodecOutput { at: output.as_mut_ptr(), len },
                     None,
                 )
             };
@@ -69,7 +69,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             // SAFETY: the three buffers are distinct and BLOCK bytes long; size <= BLOCK.
             unsafe {
                 decoder.decode(
-                    CodecInput { at: packed.as_ptr(), len: size },
+                    CodecInput { at: output.as_ptr(), len: size },
                     CodecOutput { at: back.as_mut_ptr(), len },
                     None,
                 )
@@ -79,7 +79,7 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
             // SAFETY: the three buffers are distinct and BLOCK bytes long; size <= BLOCK.
             let short = unsafe {
                 decoder.decode(
-                    CodecInput { at: packed.as_ptr(), len: size - 1 },
+                    CodecInput { at: output.as_ptr(), len: size - 1 },
                     CodecOutput { at: back.as_mut_ptr(), len },
                     None,
                 )
@@ -90,28 +90,28 @@ fn every_codec_gives_back_its_input_at_every_page_multiple() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_without_an_error() {
+fn block_that_does_not_fit_is_refused_without_an_error() {
     let mut random = Random::new(1);
     let random: Vec<u8> = (0..16384).map(|_| random.word() as u8).collect();
-    let mut packed = vec![0xaa; 16384];
+    let mut output = vec![0xaa; 16384];
     for spec in specs() {
         let mut encoder = spec.encoder(16384);
         // SAFETY: distinct buffers of 16384 bytes; room is smaller.
         let size = unsafe {
             encoder.encode(
                 CodecInput { at: random.as_ptr(), len: 16384 },
-                CodecOutput { at: packed.as_mut_ptr(), len: 15360 },
+                CodecOutput { at: output.as_mut_ptr(), len: 15360 },
                 None,
             )
         };
         assert_eq!(size, Ok(None), "{spec}");
-        assert!(packed[15360..].iter().all(|b| *b == 0xaa), "{spec} wrote past its room");
+        assert!(output[15360..].iter().all(|b| *b == 0xaa), "{spec} wrote past its room");
         let text = words(16384);
         // SAFETY: distinct buffers of 16384 bytes; room is smaller.
         let size = unsafe {
             encoder.encode(
                 CodecInput { at: text.as_ptr(), len: 16384 },
-                CodecOutput { at: packed.as_mut_ptr(), len: 15360 },
+                CodecOutput { at: output.as_mut_ptr(), len: 15360 },
                 None,
             )
         };

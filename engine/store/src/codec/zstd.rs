@@ -1,8 +1,8 @@
 //! Zstandard, with contexts in memory that is allocated once: static contexts never allocate.
-use super::canned::{CodecDigest, DigestedDictionary};
 use super::coder::{
     CodecError, CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder,
 };
+use super::dictionary::{CodecDigest, DigestedDictionary};
 use super::zstd_dictionary::parameters;
 use crate::dictionary::DICTIONARY_BYTES_MAX;
 use alloc::boxed::Box;
@@ -73,8 +73,8 @@ fn workspace_bytes(level: i32, block_bytes_max: usize) -> usize {
     // SAFETY: takes and returns plain values.
     let size = |parameters| unsafe { c::ZSTD_estimateCCtxSize_usingCParams(parameters) };
     let estimate = |pages: usize| {
-        let plain = size(parameters(level, pages * PAGE_SIZE, 0));
-        plain.max(size(parameters(level, pages * PAGE_SIZE, DICTIONARY_BYTES_MAX)))
+        let size_without = size(parameters(level, pages * PAGE_SIZE, 0));
+        size_without.max(size(parameters(level, pages * PAGE_SIZE, DICTIONARY_BYTES_MAX)))
     };
     (1..=pages).map(estimate).max().unwrap_or(0)
 }
@@ -84,9 +84,9 @@ impl Encoder for ZstdEncoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
-        let cdict = match canned.map(|c| &c.digest) {
+        let cdict = match dictionary.map(|c| &c.digest) {
             Some(CodecDigest::Zstd(dictionary)) => dictionary.cdict,
             _ => core::ptr::null(),
         };
@@ -117,13 +117,13 @@ impl Decoder for ZstdDecoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        canned: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         // SAFETY: the context is alive and exclusively borrowed; the caller vouches for both
         // ranges, and zstd stays within them whatever the input.
         let size = unsafe {
             let (to, from) = (dst.at.cast(), src.at.cast());
-            match canned.map(|c| &c.digest) {
+            match dictionary.map(|c| &c.digest) {
                 Some(CodecDigest::Zstd(dictionary)) => c::ZSTD_decompress_usingDDict(
                     self.dctx,
                     to,

@@ -49,26 +49,26 @@ impl<'a> SampleCover<'a> {
         let mut pieces: Vec<(u64, &[u8])> = Vec::new();
         for epoch in self.samples.chunks(epoch_bytes) {
             let Some((score, at)) = best(epoch, piece, &found_in) else { continue };
-            let chosen = &epoch[at..at + piece];
-            chosen.windows(D).for_each(|sequence| found_in[hash(sequence)] = 0);
-            pieces.push((score, chosen));
+            let window = &epoch[at..at + piece];
+            window.windows(D).for_each(|sequence| found_in[hash(sequence)] = 0);
+            pieces.push((score, window));
         }
         pieces.sort_by_key(|(score, _)| core::cmp::Reverse(*score));
         pieces.truncate(epochs);
-        pieces.iter().rev().flat_map(|(_, chosen)| chosen.iter().copied()).collect()
+        pieces.iter().rev().flat_map(|(_, window)| window.iter().copied()).collect()
     }
 }
 
 /// Returns the score and position of the best piece, if any scores.
 fn best(epoch: &[u8], piece: usize, found_in: &[u16]) -> Option<(u64, usize)> {
-    let worth = |at: usize| found_in[hash(&epoch[at..at + D])].saturating_sub(1) as u64;
+    let gain = |at: usize| found_in[hash(&epoch[at..at + D])].saturating_sub(1) as u64;
     if epoch.len() < piece || piece < D {
         return None;
     }
-    let mut score: u64 = (0..=piece - D).map(worth).sum();
+    let mut score: u64 = (0..=piece - D).map(gain).sum();
     let mut best = (score, 0);
     for at in 1..=epoch.len() - piece {
-        score = score + worth(at + piece - D) - worth(at - 1);
+        score = score + gain(at + piece - D) - gain(at - 1);
         if score > best.0 {
             best = (score, at);
         }
@@ -87,20 +87,20 @@ mod tests {
     use crate::store::tests::Random;
 
     #[test]
-    fn what_many_samples_share_is_chosen_and_noise_is_not() {
+    fn cover_takes_shared_data_and_leaves_noise() {
         let mut random = Random::new(1);
-        let shared: Vec<u8> = (0..64).flat_map(|_| random.word().to_ne_bytes()).collect();
+        let shared_bytes: Vec<u8> = (0..64).flat_map(|_| random.word().to_ne_bytes()).collect();
         let mut samples: Vec<u8> =
             (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
         let places: Vec<usize> = (0..64).map(|_| random.below(3000)).collect();
         for (sample, at) in samples.chunks_mut(4096).zip(places) {
-            sample[at..at + 512].copy_from_slice(&shared);
+            sample[at..at + 512].copy_from_slice(&shared_bytes);
         }
         let content = SampleCover::new(&samples, 4096).choose(2048, 256);
         assert!(content.len() <= 2048);
-        let kept =
-            shared.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
-        assert!(kept * 10 > (512 - 63) * 8, "{kept}");
+        let count =
+            shared_bytes.windows(64).filter(|part| content.windows(64).any(|c| c == *part)).count();
+        assert!(count * 10 > (512 - 63) * 8, "{count}");
         let noise: Vec<u8> = (0..64 * 512).flat_map(|_| random.word().to_ne_bytes()).collect();
         assert!(SampleCover::new(&noise, 4096).choose(2048, 256).len() <= 2048);
         assert!(SampleCover::new(&[0; 8192], 4096).choose(2048, 256).is_empty());

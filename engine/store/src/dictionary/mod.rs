@@ -147,8 +147,8 @@ impl Dictionary {
 
 /// Returns the hash of a file of at least `HEAD` bytes.
 fn hash_of(bytes: &[u8]) -> [u8; 16] {
-    let covered = [&bytes[..HASH_AT], &bytes[HEAD..]].concat();
-    let [low, high] = xxh3_128(&covered);
+    let bytes_covered = [&bytes[..HASH_AT], &bytes[HEAD..]].concat();
+    let [low, high] = xxh3_128(&bytes_covered);
     let mut hash = [0; 16];
     hash[..8].copy_from_slice(&low.to_le_bytes());
     hash[8..].copy_from_slice(&high.to_le_bytes());

@@ -62,13 +62,13 @@ impl Sampler {
     /// - `block` is readable for `order.bytes()` bytes, and no thread writes there meanwhile.
     #[inline]
     pub unsafe fn offer(&self, block: *const u8, order: Order) {
-        let left = self.left.load(Relaxed);
-        if left == OFF || order != self.order {
+        let budget = self.left.load(Relaxed);
+        if budget == OFF || order != self.order {
             return;
         }
         // A count that races lose does no harm.
-        self.left.store(if left == 0 { EVERY - 1 } else { left - 1 }, Relaxed);
-        if left == 0 {
+        self.left.store(if budget == 0 { EVERY - 1 } else { budget - 1 }, Relaxed);
+        if budget == 0 {
             // SAFETY: as the caller says.
             unsafe { self.copy(block) };
         }

@@ -186,11 +186,11 @@ impl SpanArena {
     /// Returns the memory of warm spans to the kernel until at most `keep` bytes are warm. Returns
     /// the bytes.
     pub fn trim_to(&self, keep: u64) -> u64 {
-        let mut released = 0;
+        let mut pages = 0;
         loop {
             match self.trim_batch(keep, BATCH) {
-                0 => return released,
-                bytes => released += bytes,
+                0 => return pages,
+                bytes => pages += bytes,
             }
         }
     }
@@ -201,7 +201,7 @@ impl SpanArena {
         let batch = &mut batch[..count];
         batch.sort_unstable_by_key(|(page, _)| *page);
         self.release(batch);
-        let mut released = 0;
+        let mut pages = 0;
         let mut state = self.state.lock();
         for (_, index) in batch {
             let Some(span) = self.spans.get(*index) else { continue };
@@ -210,9 +210,9 @@ impl SpanArena {
             state.held -= bytes;
             state.moving -= 1;
             self.budget.uncharge(bytes);
-            released += bytes;
+            pages += bytes;
         }
-        released
+        pages
     }
 
     pub fn lock(&self) -> MutexGuard<'_, ArenaState> {
@@ -318,7 +318,7 @@ impl SpanArena {
         owned: u32,
         owned_bytes: u64,
     ) -> Result<(), &'static str> {
-        let (mut waiting, mut warm_bytes, mut pages_seen) = (0, 0, 0);
+        let (mut count, mut warm_bytes, mut pages_seen) = (0, 0, 0);
         for pages in 1..=MAX_PAGES {
             for (is_warm, list) in [(true, state.warm[pages]), (false, state.bare[pages])] {
                 let mut at = list.first();
@@ -331,8 +331,8 @@ impl SpanArena {
                             "a waiting span has a class, objects, or another length than its list",
                         );
                     }
-                    waiting += 1;
-                    if waiting > state.cut {
+                    count += 1;
+                    if count > state.cut {
                         return Err("a list of waiting spans has a loop");
                     }
                     warm_bytes += if is_warm { (pages * PAGE_SIZE) as u64 } else { 0 };
@@ -350,7 +350,7 @@ impl SpanArena {
         if pages_seen != state.edge {
             return Err("the spans' pages do not add up to the edge");
         }
-        if waiting + owned + state.moving != state.cut {
+        if count + owned + state.moving != state.cut {
             return Err("class spans and waiting spans do not add up");
         }
         if warm_bytes != state.warm_bytes {

@@ -74,8 +74,8 @@ impl PoolBudget {
     #[cold]
     fn may_accept_again(&self) -> bool {
         let max = self.max.load(Relaxed);
-        let accepted = (max as u128 * self.accept_percent.load(Relaxed) as u128 / 100) as u64;
-        let accepts = max == 0 || self.held() <= accepted;
+        let accept_bytes = (max as u128 * self.accept_percent.load(Relaxed) as u128 / 100) as u64;
+        let accepts = max == 0 || self.held() <= accept_bytes;
         if accepts {
             self.refusing.store(false, Relaxed);
         }

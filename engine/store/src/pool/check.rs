@@ -66,7 +66,7 @@ impl FrozenPool<'_> {
     pub fn check(&self) -> Result<(), String> {
         let mut sums = vec![SpanSums::default(); COUNT];
         let mut owned_bytes = 0;
-        let mut owned = 0;
+        let mut pages = 0;
         for index in 0..self.arena.cut {
             let span = self.pool.arena.span(index).ok_or("span outside the table")?;
             let Some(class) = span.class() else { continue };
@@ -75,13 +75,13 @@ impl FrozenPool<'_> {
                 .ok_or_else(|| format!("span {index} has no such class: {class}"))?;
             self.check_span(index, span, class, sum)
                 .map_err(|e| format!("span {index} of class {class}: {e}"))?;
-            owned += 1;
+            pages += 1;
             owned_bytes += span.pages() as u64 * PAGE_SIZE as u64;
         }
         for (class, sum) in sums.iter().enumerate() {
             self.check_class(class, sum).map_err(|e| format!("class {class}: {e}"))?;
         }
-        self.pool.arena.check(&self.arena, owned, owned_bytes)?;
+        self.pool.arena.check(&self.arena, pages, owned_bytes)?;
         self.pool.entries.check(&self.entries)?;
         let live: u32 = sums.iter().map(|s| s.objects).sum();
         if live + self.entries.free != self.entries.fresh {
@@ -104,11 +104,11 @@ impl FrozenPool<'_> {
         if span.pages() != class.pages {
             return Err(format!("{} pages instead of {}", span.pages(), class.pages));
         }
-        let used = span.used_slots().count();
-        if used != span.in_use() as usize {
-            return Err(format!("{used} bits but a count of {}", span.in_use()));
+        let count = span.used_slots().count();
+        if count != span.in_use() as usize {
+            return Err(format!("{count} bits but a count of {}", span.in_use()));
         }
-        if used == 0 {
+        if count == 0 {
             sum.limbo += 1;
             return Ok(());
         }
@@ -117,7 +117,7 @@ impl FrozenPool<'_> {
                 .map_err(|e| format!("slot {slot}: {e}"))?;
         }
         sum.spans += 1;
-        sum.objects += used as u32;
+        sum.objects += count as u32;
         sum.partial += group(class, span).is_some() as u32;
         Ok(())
     }
@@ -158,8 +158,8 @@ impl FrozenPool<'_> {
                 index: owner,
                 generation: snapshot.generation(),
             };
-            let pinned = self.pool.pin(name).map_err(|e| format!("{e:?}"))?;
-            pinned.verify().map_err(|e| format!("entry {owner}: {e:?}"))?;
+            let pin = self.pool.pin(name).map_err(|e| format!("{e:?}"))?;
+            pin.verify().map_err(|e| format!("entry {owner}: {e:?}"))?;
         }
         Ok(())
     }
@@ -176,7 +176,7 @@ impl FrozenPool<'_> {
         if (state.stored, state.original) != (sum.stored, sum.original) {
             return Err("stored or original bytes are wrong".into());
         }
-        let mut listed = 0;
+        let mut count = 0;
         for (expected, list) in state.partial.iter().enumerate() {
             let (mut at, mut prev) = (list.first(), NIL);
             while let Some(span) = self.pool.arena.span(at) {
@@ -186,13 +186,13 @@ impl FrozenPool<'_> {
                 {
                     return Err(format!("span {at} is wrong in list {expected}"));
                 }
-                listed += 1;
-                if listed > sum.partial {
+                count += 1;
+                if count > sum.partial {
                     return Err("more spans listed than partly used".into());
                 }
                 (prev, at) = (at, span.next());
             }
         }
-        if listed == sum.partial { Ok(()) } else { Err("a partly used span is not listed".into()) }
+        if count == sum.partial { Ok(()) } else { Err("a partly used span is not listed".into()) }
     }
 }

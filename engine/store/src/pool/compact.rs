@@ -19,27 +19,27 @@ impl Pool {
     /// Returns memory to the kernel, until `bytes` are returned or nothing is left to gain: first
     /// the spans kept for reuse, then spans that can be emptied into others. Returns the bytes.
     pub(crate) fn compact(&self, bytes: u64) -> u64 {
-        let mut released = self.arena.trim_to(0);
-        let mut emptied = 0;
+        let mut pages = self.arena.trim_to(0);
+        let mut empty_spans = 0;
         for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
-            while released + emptied < bytes && self.empty_one(index) {
-                emptied += class.span_bytes() as u64;
-                if emptied >= FLUSH {
-                    released += self.arena.trim_to(0);
-                    emptied = 0;
+            while pages + empty_spans < bytes && self.empty_one(index) {
+                empty_spans += class.span_bytes() as u64;
+                if empty_spans >= FLUSH {
+                    pages += self.arena.trim_to(0);
+                    empty_spans = 0;
                 }
             }
         }
-        released += self.arena.trim_to(0);
-        self.counters.compacted.fetch_add(released, Relaxed);
-        released
+        pages += self.arena.trim_to(0);
+        self.counters.compacted.fetch_add(pages, Relaxed);
+        pages
     }
 
     /// Does one bounded step of compaction where a class leaves more than an eighth of its slots
     /// free: objects of up to 256 KiB move. Returns the bytes of the spans that were emptied, whose
     /// memory is returned to the kernel beyond the allowance of warm spans; 0 if nothing is sparse.
     pub(crate) fn tidy(&self) -> u64 {
-        let (mut emptied, mut moved) = (0, 0);
+        let (mut empty_spans, mut moves) = (0, 0);
         for (index, class) in CLASSES.iter().enumerate().filter(|(_, class)| !class.is_sole()) {
             let sparse = || {
                 let state = self.lock_class(index);
@@ -47,16 +47,16 @@ impl Pool {
                 let free = slots - state.objects as usize;
                 free >= class.slots as usize && free > slots / SPARSE_PART
             };
-            while moved < STEP_BYTES && sparse() && self.empty_one(index) {
-                emptied += class.span_bytes() as u64;
-                moved += class.span_bytes();
+            while moves < STEP_BYTES && sparse() && self.empty_one(index) {
+                empty_spans += class.span_bytes() as u64;
+                moves += class.span_bytes();
             }
         }
-        if emptied > 0 {
-            let released = self.arena.trim();
-            self.counters.compacted.fetch_add(released, Relaxed);
+        if empty_spans > 0 {
+            let pages = self.arena.trim();
+            self.counters.compacted.fetch_add(pages, Relaxed);
         }
-        emptied
+        empty_spans
     }
 
     /// Empties the sparsest span of a class into the others. Returns `false` if they have no room

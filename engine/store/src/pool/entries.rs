@@ -98,18 +98,18 @@ impl EntryTable {
     /// # Errors
     /// Says what is wrong with it.
     pub fn check(&self, list: &FreeList) -> Result<(), &'static str> {
-        let (mut at, mut seen) = (list.head, 0);
+        let (mut at, mut count) = (list.head, 0);
         while at != NIL {
             let entry = self.table.get(at).ok_or("free list leaves the table")?;
             if entry.snapshot(at).map_or(true, |p| p.is_live()) {
                 return Err("a live or damaged entry is in the free list");
             }
-            seen += 1;
-            if at >= list.fresh || seen > list.free {
+            count += 1;
+            if at >= list.fresh || count > list.free {
                 return Err("free list is longer than its count, or holds an entry never used");
             }
             at = entry.next_free();
         }
-        if seen == list.free { Ok(()) } else { Err("free list is shorter than its count") }
+        if count == list.free { Ok(()) } else { Err("free list is shorter than its count") }
     }
 }

@@ -184,9 +184,9 @@ pub(crate) fn checksum(fields: u32, index: u32, payload_hash: u64) -> u32 {
 }
 
 fn guard(word: u64, index: u32) -> u64 {
-    let covered = word & ((1 << GUARD_SHIFT) - 1);
-    let mixed = covered ^ (index as u64).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 16;
-    mixed.wrapping_mul(GUARD_K) >> GUARD_SHIFT
+    let word_covered = word & ((1 << GUARD_SHIFT) - 1);
+    let mix = word_covered ^ (index as u64).wrapping_mul(0xC2B2_AE3D_27D4_EB4F) >> 16;
+    mix.wrapping_mul(GUARD_K) >> GUARD_SHIFT
 }
 
 // Flipping bit i adds or subtracts GUARD_K << i. So the guard certainly changes if that product's
@@ -241,8 +241,8 @@ mod tests {
         };
         assert_eq!(ObjectHeader::unpack(header.pack()), header);
         for bit in 0..32 {
-            let flipped = ObjectHeader::unpack(header.pack() ^ 1 << bit);
-            assert_ne!(checksum(header.fields(), 5, 42), checksum(flipped.fields(), 5, 42));
+            let other_header = ObjectHeader::unpack(header.pack() ^ 1 << bit);
+            assert_ne!(checksum(header.fields(), 5, 42), checksum(other_header.fields(), 5, 42));
         }
         assert_ne!(checksum(header.fields(), 5, 42), checksum(header.fields(), 6, 42));
     }

@@ -66,7 +66,7 @@ pub(crate) struct PoolCounters {
     /// Frees of dead or damaged handles; nothing was freed.
     pub bad_frees: AtomicU64,
     /// Objects by their dictionary.
-    pub canned: [AtomicU64; format::CANNED_SLOTS],
+    pub dictionary_objects: [AtomicU64; format::CANNED_SLOTS],
 }
 
 /// Partly used spans are in the list of their group, full ones in none, empty ones leave the class.
@@ -163,7 +163,7 @@ impl Pool {
             checksum: 0,
         };
         if let Some(slot) = format::dictionary_slot(payload.format) {
-            self.counters.canned[slot].fetch_add(1, SeqCst);
+            self.counters.dictionary_objects[slot].fetch_add(1, SeqCst);
         }
         header.checksum = entry::checksum(header.fields(), slot.name.index, hash);
         slot.entry.set_header(header);
@@ -211,14 +211,14 @@ impl Pool {
             // move.
             span.unpin();
         };
-        let mut pinned = PinnedObject {
+        let mut pin = PinnedObject {
             span,
             index: name.index,
             header: entry.header(),
             payload: core::ptr::null(),
         };
         let class = span.class().and_then(|c| CLASSES.get(c)).ok_or(ObjectDamage::Entry)?;
-        let len = pinned.header.len as usize;
+        let len = pin.header.len as usize;
         if len == 0 || len > class.payload_max() || place.slot as u16 >= class.slots {
             return Err(ObjectDamage::Entry);
         }
@@ -226,12 +226,12 @@ impl Pool {
         // SAFETY: the slot is pinned and holds this object, so it is readable and no thread writes
         // there.
         if unsafe { owner_of(span, class, at) } != name.index
-            || pinned.header.format == format::BUILDING
+            || pin.header.format == format::BUILDING
         {
             return Err(ObjectDamage::Entry);
         }
-        pinned.payload = at.wrapping_add(class.payload_offset());
-        Ok(pinned)
+        pin.payload = at.wrapping_add(class.payload_offset());
+        Ok(pin)
     }
 
     /// Frees an object. A dead or damaged handle is counted and changes nothing.
@@ -265,8 +265,9 @@ impl Pool {
             self.entries.free(index);
             return Err(PoolFull);
         }
-        let found = state.fullest().map(|index| (index, false));
-        let Some((span_index, is_fresh)) = found.or_else(|| self.add_span(&mut state, class_index))
+        let index_and_source = state.fullest().map(|index| (index, false));
+        let Some((span_index, is_fresh)) =
+            index_and_source.or_else(|| self.add_span(&mut state, class_index))
         else {
             self.entries.free(index);
             return Err(PoolFull);
@@ -325,7 +326,8 @@ impl Pool {
         span.free_slot(place.slot);
         if let Some(slot) = format::dictionary_slot(header.format) {
             // It must not fall below zero if the format is damaged.
-            let _ = self.counters.canned[slot].fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+            let _ = self.counters.dictionary_objects[slot]
+                .fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         }
         self.entries.free(name.index);
         state.objects -= 1;
@@ -449,9 +451,13 @@ impl PinnedObject<'_> {
     pub fn verify(&self) -> Result<(), ObjectDamage> {
         // SAFETY: the pinned payload is `len` readable bytes that no thread writes.
         let hash = unsafe { hash(self.payload, self.header.len as usize) };
-        let found = entry::checksum(self.header.fields(), self.index, hash);
+        let checksum = entry::checksum(self.header.fields(), self.index, hash);
         let expected = self.header.checksum;
-        if found == expected { Ok(()) } else { Err(ObjectDamage::Checksum { expected, found }) }
+        if checksum == expected {
+            Ok(())
+        } else {
+            Err(ObjectDamage::Checksum { expected, found: checksum })
+        }
     }
 }
 
@@ -474,8 +480,8 @@ struct PinnedSlot<'a> {
 
 /// Returns the list where a span belongs: none when it is full or empty.
 pub(crate) fn group(class: &SizeClass, span: &PoolSpan) -> Option<usize> {
-    let (used, slots) = (span.in_use() as usize, class.slots as usize);
-    if used == 0 || used >= slots { None } else { Some(used * GROUPS / slots) }
+    let (in_use, slots) = (span.in_use() as usize, class.slots as usize);
+    if in_use == 0 || in_use >= slots { None } else { Some(in_use * GROUPS / slots) }
 }
 
 /// # Safety

@@ -89,8 +89,8 @@ impl Store {
     pub fn to_recompress(&self, idle_ticks_min: u16, scan: usize, out: &mut [ColdObject]) -> usize {
         let now = self.clock.load(Relaxed);
         self.sweep(&mut self.recompressor.lock(), scan, out, |mark, header| {
-            let due = mark.has(HUGE) || mark.idle(now) >= idle_ticks_min;
-            due && header.format != format::SAME && !mark.has(TRIED)
+            let is_due = mark.has(HUGE) || mark.idle(now) >= idle_ticks_min;
+            is_due && header.format != format::SAME && !mark.has(TRIED)
         })
     }
 
@@ -132,9 +132,9 @@ impl Store {
         out: &mut [ColdObject],
         mut wanted: impl FnMut(&ObjectMark, ObjectHeader) -> bool,
     ) -> usize {
-        let (mut found, mut pools_done) = (0, 0);
+        let (mut count, mut pools_done) = (0, 0);
         for _ in 0..scan {
-            if found == out.len() {
+            if count == out.len() {
                 break;
             }
             let pool = &self.pools[hand.pool % self.pools.len()];
@@ -151,11 +151,11 @@ impl Store {
             if let Some((cold, mark, header)) = self.object_at(pool, index)
                 && wanted(mark, header)
             {
-                out[found] = cold;
-                found += 1;
+                out[count] = cold;
+                count += 1;
             }
         }
-        found
+        count
     }
 
     /// Returns the object of an entry, if it has one.

@@ -23,8 +23,8 @@ impl Store {
     /// not objects of the store.
     pub fn payload(&self, handle: Handle) -> Option<ExportedObject> {
         let name = handle.object()?;
-        let pinned = self.pools.get(name.pool as usize)?.pin(name).ok()?;
-        Some(ExportedObject { len: pinned.header.len as usize, fields: pinned.header.fields() })
+        let pin = self.pools.get(name.pool as usize)?.pin(name).ok()?;
+        Some(ExportedObject { len: pin.header.len as usize, fields: pin.header.fields() })
     }
 
     /// Copies the stored payload of an object to the start of `out`, and verifies its checksum. The
@@ -35,14 +35,14 @@ impl Store {
     pub fn export(&self, handle: Handle, out: &mut [u8]) -> Result<ExportedObject, LoadProblem> {
         let name = handle.object().ok_or(LoadProblem::Unknown)?;
         let pool = self.pools.get(name.pool as usize).ok_or(LoadProblem::Unknown)?;
-        let pinned = pool.pin(name)?;
-        let len = pinned.header.len as usize;
+        let pin = pool.pin(name)?;
+        let len = pin.header.len as usize;
         let out = out.get_mut(..len).ok_or(LoadProblem::Layout)?;
         // SAFETY: the pinned payload is `len` readable bytes that no thread writes; `out` is
         // another buffer.
-        unsafe { core::ptr::copy_nonoverlapping(pinned.payload, out.as_mut_ptr(), len) };
-        pinned.verify()?;
-        Ok(ExportedObject { len, fields: pinned.header.fields() })
+        unsafe { core::ptr::copy_nonoverlapping(pin.payload, out.as_mut_ptr(), len) };
+        pin.verify()?;
+        Ok(ExportedObject { len, fields: pin.header.fields() })
     }
 
     /// Decodes an exported payload to `dst`. The caller has verified that payload and fields are
@@ -74,10 +74,10 @@ impl Store {
             return Err(LoadProblem::Layout);
         }
         // SAFETY: the payload is readable for `header.len` bytes; the caller vouches for `dst`.
-        let decoded = unsafe {
+        let outcome = unsafe {
             block::decode(&mut w.decoders, header, payload.as_ptr(), dst, order, order.pages())
         };
-        decoded.map_err(|error| match error {
+        outcome.map_err(|error| match error {
             DecodeError::Layout => LoadProblem::Layout,
             DecodeError::Format => LoadProblem::Format(header.format),
             DecodeError::Codec(code) => LoadProblem::Codec(code),

@@ -34,14 +34,14 @@ struct DueFault {
 
 impl FaultPlan {
     pub(crate) const fn new() -> FaultPlan {
-        let due = [const {
+        let faults = [const {
             DueFault {
                 left: AtomicU64::new(0),
                 every: AtomicU64::new(0),
                 struck: AtomicU64::new(0),
             }
         }; KINDS];
-        FaultPlan { armed: AtomicBool::new(false), due }
+        FaultPlan { armed: AtomicBool::new(false), due: faults }
     }
 
     /// Makes `fault` strike once, at the `nth` chance from now (1: the next). 0 disarms it.
@@ -57,8 +57,8 @@ impl FaultPlan {
     /// Disarms everything.
     pub fn clear(&self) {
         self.armed.store(false, SeqCst);
-        for due in &self.due {
-            due.left.store(0, SeqCst);
+        for entry in &self.due {
+            entry.left.store(0, SeqCst);
         }
     }
 
@@ -74,23 +74,23 @@ impl FaultPlan {
     }
 
     fn arm(&self, fault: InjectedFault, nth: u64, every: u64) {
-        let due = &self.due[fault as usize];
-        due.every.store(every, SeqCst);
-        due.left.store(nth, SeqCst);
+        let entry = &self.due[fault as usize];
+        entry.every.store(every, SeqCst);
+        entry.left.store(nth, SeqCst);
         self.armed.store(true, SeqCst);
     }
 
     #[cold]
     fn count_down(&self, fault: InjectedFault) -> bool {
-        let due = &self.due[fault as usize];
-        let every = due.every.load(SeqCst);
+        let entry = &self.due[fault as usize];
+        let every = entry.every.load(SeqCst);
         let next = |left: u64| match left {
             0 => None,
             1 => Some(every),
             n => Some(n - 1),
         };
-        let strikes = due.left.fetch_update(SeqCst, SeqCst, next) == Ok(1);
-        due.struck.fetch_add(strikes as u64, SeqCst);
+        let strikes = entry.left.fetch_update(SeqCst, SeqCst, next) == Ok(1);
+        entry.struck.fetch_add(strikes as u64, SeqCst);
         strikes
     }
 }
@@ -104,11 +104,11 @@ mod tests {
         let plan = FaultPlan::new();
         assert!(!plan.strikes(InjectedFault::Codec));
         plan.strike_at(InjectedFault::Codec, 3);
-        let struck: Vec<_> = (0..6).map(|_| plan.strikes(InjectedFault::Codec)).collect();
-        assert_eq!(struck, [false, false, true, false, false, false]);
+        let strikes: Vec<_> = (0..6).map(|_| plan.strikes(InjectedFault::Codec)).collect();
+        assert_eq!(strikes, [false, false, true, false, false, false]);
         plan.strike_every(InjectedFault::PoolFull, 2);
-        let struck: Vec<_> = (0..5).map(|_| plan.strikes(InjectedFault::PoolFull)).collect();
-        assert_eq!(struck, [false, true, false, true, false]);
+        let strikes: Vec<_> = (0..5).map(|_| plan.strikes(InjectedFault::PoolFull)).collect();
+        assert_eq!(strikes, [false, true, false, true, false]);
         plan.clear();
         assert!((0..9).all(|_| !plan.strikes(InjectedFault::PoolFull)));
         assert_eq!(

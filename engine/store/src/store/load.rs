@@ -37,8 +37,8 @@ impl Store {
     ) -> Result<(), LoadError> {
         assert!(Page::begins_at(dst));
         // SAFETY: as the caller says.
-        let loaded = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
-        self.count(w, handle, order, loaded)
+        let outcome = unsafe { self.load_object(&mut w.decoders, handle, order, dst) };
+        self.count(w, handle, order, outcome)
     }
 
     /// Asks the processor for what [`Store::load`] of `handle` will read, to be called some
@@ -145,13 +145,13 @@ impl Store {
             // SAFETY: as the caller says.
             return unsafe { self.load(w, handle, order, dst) }.map(|()| CacheUse::Unused);
         }
-        let pinned = self.pin(handle).map_err(|problem| LoadError { handle, problem });
-        let loaded = pinned.and_then(|pinned| {
+        let pin = self.pin(handle).map_err(|problem| LoadError { handle, problem });
+        let outcome = pin.and_then(|pin| {
             let decoders = &mut w.decoders;
-            let stops_early = decoders.stops_early(pinned.header.format);
+            let stops_early = decoders.stops_early(pin.header.format);
             let mut decode = |pages, to: *mut u8| {
                 // SAFETY: `to` is room for a block of `order`, and not shared meanwhile.
-                unsafe { decode(decoders, &pinned, handle, order, pages, to) }
+                unsafe { decode(decoders, &pin, handle, order, pages, to) }
             };
             if let Some(block) = block
                 && stops_early
@@ -160,16 +160,16 @@ impl Store {
             }
             counters.block_cache_misses.fetch_add(1, Relaxed);
             let mut all = |to| decode(order.pages(), to);
-            let loaded = match self.cache.insert_with(handle, order, &mut all, copy_out) {
+            let outcome = match self.cache.insert_with(handle, order, &mut all, copy_out) {
                 Some(loaded) => loaded,
                 None => {
                     let to = block.unwrap_or(w.spare.as_mut_ptr());
                     all(to).map(|()| copy_out(to))
                 }
             };
-            loaded.map(|()| CacheUse::Miss)
+            outcome.map(|()| CacheUse::Miss)
         });
-        self.count(w, handle, order, loaded)
+        self.count(w, handle, order, outcome)
     }
 
     /// Counts a load that decompressed.
@@ -206,15 +206,15 @@ impl Store {
             unsafe { fill(dst, order.bytes(), 0) };
             return Ok(());
         }
-        let pinned = self.pin(handle).map_err(|problem| LoadError { handle, problem })?;
+        let pin = self.pin(handle).map_err(|problem| LoadError { handle, problem })?;
         // SAFETY: as the caller says.
-        unsafe { decode(decoders, &pinned, handle, order, order.pages(), dst) }
+        unsafe { decode(decoders, &pin, handle, order, order.pages(), dst) }
     }
 
     /// Flips a bit in the middle of a stored payload: damage, for tests.
     pub(crate) fn damage_payload(&self, handle: Handle) {
-        let Ok(pinned) = self.pin(handle) else { return };
-        let at = pinned.payload.wrapping_add(pinned.header.len as usize / 2).cast_mut();
+        let Ok(pin) = self.pin(handle) else { return };
+        let at = pin.payload.wrapping_add(pin.header.len as usize / 2).cast_mut();
         // SAFETY: the byte lies in the pinned payload; the handle was not given out yet, so nobody
         // else reads it.
         unsafe { at.write(at.read() ^ 0x10) };
@@ -247,12 +247,12 @@ unsafe fn decode(
         return Err(fail(LoadProblem::Order { expected: order.get(), found: header.order }));
     }
     // SAFETY: the pinned payload is readable and nobody writes it; the caller vouches for `dst`.
-    let decoded = unsafe { block::decode(decoders, header, pinned.payload, dst, order, pages) };
+    let outcome = unsafe { block::decode(decoders, header, pinned.payload, dst, order, pages) };
     // Decoders stay within bounds whatever they read, so the checksum can come after them, when the
     // payload is in the cache: before, it would wait for memory, which the decoder does beside its
     // work.
     pinned.verify().map_err(|d| fail(d.into()))?;
-    decoded.map_err(|error| {
+    outcome.map_err(|error| {
         fail(match error {
             DecodeError::Layout => LoadProblem::Layout,
             DecodeError::Format => LoadProblem::Format(header.format),

@@ -233,14 +233,14 @@ impl Store {
     /// wait for reuse, then sparse spans whose objects fit into others. Returns the bytes. Saves,
     /// loads and frees go on meanwhile.
     pub fn compact(&self, bytes: u64) -> u64 {
-        let mut released = 0;
+        let mut bytes_released = 0;
         for pool in &self.pools {
-            if released >= bytes {
+            if bytes_released >= bytes {
                 break;
             }
-            released += pool.compact(bytes - released);
+            bytes_released += pool.compact(bytes - bytes_released);
         }
-        released
+        bytes_released
     }
 
     /// Does one bounded step of compaction, for an idle background thread: packs size classes with
@@ -249,7 +249,7 @@ impl Store {
     pub fn tidy(&self) -> u64 {
         let first = self.tidied.fetch_add(1, Relaxed);
         let pools = (0..self.pools.len()).map(|i| &self.pools[(first + i) % self.pools.len()]);
-        pools.map(Pool::tidy).find(|emptied| *emptied > 0).unwrap_or(0)
+        pools.map(Pool::tidy).find(|bytes| *bytes > 0).unwrap_or(0)
     }
 
     /// Returns half of the memory that empty spans may keep for reuse to the kernel, if more is
@@ -270,8 +270,8 @@ impl Store {
 
     /// Returns the counters.
     pub fn stats(&self) -> StoreStats {
-        let (held, peak) = (self.budget.held(), self.budget.peak());
-        let mut stats = StoreStats::gather(&self.counters, &self.pools, held, peak);
+        let (held_bytes, peak) = (self.budget.held(), self.budget.peak());
+        let mut stats = StoreStats::gather(&self.counters, &self.pools, held_bytes, peak);
         stats.metadata_bytes += self.cache.held_bytes();
         stats
     }
@@ -288,15 +288,15 @@ impl Store {
     /// Says what does not hold, and where.
     pub fn check(&self) -> Result<(), String> {
         let _slots = self.cache.freeze();
-        let frozen: Vec<_> = self.pools.iter().map(Pool::freeze).collect();
-        for (number, pool) in frozen.iter().enumerate() {
+        let pools_frozen: Vec<_> = self.pools.iter().map(Pool::freeze).collect();
+        for (number, pool) in pools_frozen.iter().enumerate() {
             pool.check().map_err(|e| format!("pool {number}: {e}"))?;
         }
-        let pools = frozen.iter().map(|p| p.held()).sum::<u64>();
-        let held = pools + self.cans.bytes() + self.cache.held_bytes();
-        if held != self.budget.held() {
+        let pools = pools_frozen.iter().map(|p| p.held()).sum::<u64>();
+        let held_bytes = pools + self.cans.bytes() + self.cache.held_bytes();
+        if held_bytes != self.budget.held() {
             return Err(format!(
-                "pools, dictionaries and cached blocks hold {held} bytes but {} are counted",
+                "pools, dictionaries and cached blocks hold {held_bytes} bytes but {} are counted",
                 self.budget.held()
             ));
         }

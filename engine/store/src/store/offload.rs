@@ -142,16 +142,16 @@ impl Store {
         let mut blocks = which.iter().enumerate().peekable();
         while result.is_ok() && blocks.peek().is_some() {
             let count = offload.buffers.len();
-            let mut filled = 0;
+            let mut batch_len = 0;
             for (place, block) in batch.iter_mut().zip(blocks.by_ref().take(count)) {
                 *place = block;
-                filled += 1;
+                batch_len += 1;
             }
             result = if cancel() {
                 Err(SaveError::Cancelled)
             } else {
                 // SAFETY: the caller vouches for the blocks in `which`.
-                unsafe { self.save_batch(w, offload, &mut saving, &batch[..filled]) }
+                unsafe { self.save_batch(w, offload, &mut saving, &batch[..batch_len]) }
             };
         }
         if let Err(error) = result {
@@ -197,7 +197,7 @@ impl Store {
                 }
                 state[at] = OffloadTurn::Over;
                 // SAFETY: the caller vouches for the block.
-                let saved = unsafe {
+                let outcome = unsafe {
                     self.save_block(
                         w,
                         saving.pool,
@@ -207,7 +207,7 @@ impl Store {
                         &mut saving.report,
                     )
                 };
-                result = saved.map(|handle| w.saved[*rank] = handle);
+                result = outcome.map(|handle| w.saved[*rank] = handle);
             }
             if result.is_err() {
                 offload.queue.cancel();
@@ -223,8 +223,8 @@ impl Store {
             let src = block(index);
             // SAFETY: the device has finished with the buffer, which holds `size` bytes; the caller
             // vouches for the block.
-            let saved = unsafe { self.store_offloaded(w, offload, saving, at, src, size) };
-            result = saved.map(|handle| w.saved[rank] = handle);
+            let outcome = unsafe { self.store_offloaded(w, offload, saving, at, src, size) };
+            result = outcome.map(|handle| w.saved[rank] = handle);
         }
     }
 
@@ -306,23 +306,24 @@ impl Offload {
         for (at, (_, index)) in batch.iter().enumerate() {
             let src = block(*index);
             // SAFETY: the pages lie in the block.
-            let filled = |page: usize| unsafe { pattern_of(src.add(page * PAGE_SIZE)) }.is_some();
-            if !(0..order.pages()).any(filled) {
+            let is_pattern =
+                |page: usize| unsafe { pattern_of(src.add(page * PAGE_SIZE)) }.is_some();
+            if !(0..order.pages()).any(is_pattern) {
                 let dst = self.buffers[at].as_mut_ptr();
                 let (len, room) = (order.bytes(), self.room);
                 jobs[count] = BatchJob { tag: at as u64, src, len, dst, room };
                 count += 1;
             }
         }
-        let taken = match count {
+        let count_taken = match count {
             0 => 0,
             // SAFETY: the caller vouches for the blocks; the buffers belong to this offload, one
             // for each job.
             _ => unsafe { self.queue.submit(&jobs[..count]) }.min(count),
         };
-        jobs[..taken].iter().for_each(|job| state[job.tag as usize] = OffloadTurn::Device);
-        self.stats.batches += (taken > 0) as u64;
-        self.stats.fallbacks += (count - taken) as u64;
+        jobs[..count_taken].iter().for_each(|job| state[job.tag as usize] = OffloadTurn::Device);
+        self.stats.batches += (count_taken > 0) as u64;
+        self.stats.fallbacks += (count - count_taken) as u64;
     }
 
     /// Waits for the next block that the device has compressed. Returns its place in the batch and
@@ -331,8 +332,8 @@ impl Offload {
     fn await_next(&mut self, state: &mut [OffloadTurn]) -> Option<(usize, Option<usize>)> {
         let mut since = now_ns();
         while state.contains(&OffloadTurn::Device) {
-            let mut done = [BatchResult::NONE; 1];
-            if self.queue.complete(&mut done, self.timeout_ns) == 0 {
+            let mut results = [BatchResult::NONE; 1];
+            if self.queue.complete(&mut results, self.timeout_ns) == 0 {
                 if now_ns() - since < self.timeout_ns {
                     continue;
                 }
@@ -345,13 +346,13 @@ impl Offload {
                 return None;
             }
             since = now_ns();
-            let at = done[0].tag as usize;
+            let at = results[0].tag as usize;
             // An unknown or repeated tag is a failure of the device.
             let Some(turn) = state.get_mut(at).filter(|turn| **turn == OffloadTurn::Device) else {
                 self.stats.failures += 1;
                 continue;
             };
-            match done[0].result {
+            match results[0].result {
                 Ok(size) if size.is_none_or(|size| size > 0 && size <= self.room) => {
                     *turn = OffloadTurn::Over;
                     self.stats.blocks += 1;

@@ -47,13 +47,20 @@ impl Store {
         let packer = block::BlockPacker {
             encoder: &mut *w.encoder,
             format: w.spec.format(),
-            canned: None,
+            dictionary: None,
             shuffle: w.spec.shuffles(),
         };
         // SAFETY: the spare holds the block, and the scratch is another buffer.
-        let encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
-        let Ok(block::EncodedBlock::Object { format, mixed, head, head_len, body, len, .. }) =
-            encoded
+        let block_encoded = unsafe { block::encode(&mut w.scratch, packer, block, order) };
+        let Ok(block::EncodedBlock::Object {
+            format,
+            mixed: mixed_bits,
+            head,
+            head_len,
+            body,
+            len,
+            ..
+        }) = block_encoded
         else {
             return Ok(None);
         };
@@ -61,8 +68,15 @@ impl Store {
         if of_payload(len) >= of_payload(old_len.max(1)) {
             return Ok(None);
         }
-        let payload =
-            ObjectPayload { head, head_len, bytes: body, len, order: order.get(), format, mixed };
+        let payload = ObjectPayload {
+            head,
+            head_len,
+            bytes: body,
+            len,
+            order: order.get(),
+            format,
+            mixed: mixed_bits,
+        };
         // SAFETY: the payload lies in the worker's scratch and spare buffer, which no thread
         // writes.
         let Ok(new) = (unsafe { pool.store(&payload) }) else { return Ok(None) };
@@ -87,8 +101,8 @@ impl Store {
         let back = w.scratch.gathered.as_mut_ptr();
         // SAFETY: the buffer has room for a block of the store's order, page-aligned, and belongs
         // to this worker; no other thread knows the new object.
-        let loaded = unsafe { self.load_object(&mut w.decoders, new, order, back) };
-        loaded.is_ok()
+        let outcome = unsafe { self.load_object(&mut w.decoders, new, order, back) };
+        outcome.is_ok()
             && w.scratch.gathered.bytes()[..order.bytes()] == w.spare.bytes()[..order.bytes()]
     }
 }

@@ -79,10 +79,10 @@ impl Store {
         self.admit_save(w)?;
         let pool = self.pool_of(key);
         let mut report = SaveReport::default();
-        let mut done = 0;
+        let mut count = 0;
         for index in which.iter() {
             // SAFETY: block `index` lies in the folio, so the caller vouches for it.
-            let saved = unsafe {
+            let outcome = unsafe {
                 let src = folio.add(index * block_order.bytes());
                 if cancel() {
                     Err(SaveError::Cancelled)
@@ -97,17 +97,17 @@ impl Store {
                     )
                 }
             };
-            match saved {
-                Ok(handle) => w.saved[done] = handle,
+            match outcome {
+                Ok(handle) => w.saved[count] = handle,
                 Err(error) => {
-                    self.free_many(&w.saved[..done]);
+                    self.free_many(&w.saved[..count]);
                     self.count_failure(w, error);
                     return Err(error);
                 }
             }
-            done += 1;
+            count += 1;
         }
-        for (index, handle) in which.iter().zip(&w.saved[..done]) {
+        for (index, handle) in which.iter().zip(&w.saved[..count]) {
             out[index] = *handle;
             self.mark_new(*handle, key + (index * block_order.pages()) as u64);
         }
@@ -130,18 +130,18 @@ impl Store {
             return Err(SaveError::Codec(CodecError(0)));
         }
         w.decoders.sync();
-        let canned = w.decoders.current(w.spec);
+        let dictionary = w.decoders.current(w.spec);
         let (format, shuffle) = (w.spec.format(), w.spec.shuffles());
-        let packer = BlockPacker { encoder: &mut *w.encoder, format, canned, shuffle };
+        let packer = BlockPacker { encoder: &mut *w.encoder, format, dictionary, shuffle };
         // SAFETY: the caller vouches for the block; the worker's buffers have the size of this
         // store's blocks.
-        let encoded = unsafe {
+        let block_encoded = unsafe {
             self.sampler.offer(src, order);
             block::encode(&mut w.scratch, packer, src, order)
         };
         report.blocks += 1;
         report.bytes += order.bytes() as u64;
-        let (format, payload) = match encoded.map_err(SaveError::Codec)? {
+        let (format, payload) = match block_encoded.map_err(SaveError::Codec)? {
             EncodedBlock::Zero => {
                 report.zero_blocks += 1;
                 report.counted_bytes += counted_bytes(0, order);
@@ -218,15 +218,15 @@ impl Store {
             return Err(SaveError::PoolFull);
         }
         // SAFETY: as the caller says.
-        let mut stored = unsafe { pool.store(payload) };
-        if stored == Err(PoolFull) && self.compact(RELIEF_BYTES) > 0 {
+        let mut outcome = unsafe { pool.store(payload) };
+        if outcome == Err(PoolFull) && self.compact(RELIEF_BYTES) > 0 {
             // SAFETY: as the caller says.
-            stored = unsafe { pool.store(payload) };
+            outcome = unsafe { pool.store(payload) };
         }
-        if stored == Err(PoolFull) {
+        if outcome == Err(PoolFull) {
             self.budget.refuse();
         }
-        stored.map(Handle::of_object).map_err(|PoolFull| SaveError::PoolFull)
+        outcome.map(Handle::of_object).map_err(|PoolFull| SaveError::PoolFull)
     }
 
     /// Loads the block and compares it; frees it if it differs.
@@ -245,11 +245,11 @@ impl Store {
         let back = w.spare.as_mut_ptr();
         // SAFETY: the spare buffer has room for the block and is not shared; the caller vouches for
         // `src`.
-        let same = unsafe {
+        let is_same = unsafe {
             self.load_object(&mut w.decoders, handle, order, back).is_ok()
                 && core::slice::from_raw_parts(back, len) == core::slice::from_raw_parts(src, len)
         };
-        if !same {
+        if !is_same {
             self.free(handle);
             return Err(SaveError::Verify);
         }

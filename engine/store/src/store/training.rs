@@ -89,8 +89,8 @@ impl DictionaryTrial {
         blocks: impl Iterator<Item = &'a [u8]>,
         dictionary: &Dictionary,
     ) -> Option<u64> {
-        let canned = self.spec.canned(dictionary, self.order.bytes())?;
-        Some(blocks.map(|block| self.size(block, Some(&canned))).sum())
+        let digest = self.spec.digest(dictionary, self.order.bytes())?;
+        Some(blocks.map(|block| self.size(block, Some(&digest))).sum())
     }
 
     /// Returns the dictionary of several that makes `blocks` smallest, and their size.
@@ -99,26 +99,26 @@ impl DictionaryTrial {
         blocks: impl Iterator<Item = &'a [u8]> + Clone,
         dictionaries: impl Iterator<Item = Dictionary>,
     ) -> Option<(u64, Dictionary)> {
-        let judged = dictionaries.filter_map(|d| Some((self.with(blocks.clone(), &d)?, d)));
-        judged.min_by_key(|(bytes, _)| *bytes)
+        let candidates = dictionaries.filter_map(|d| Some((self.with(blocks.clone(), &d)?, d)));
+        candidates.min_by_key(|(bytes, _)| *bytes)
     }
 
-    fn size(&mut self, block: &[u8], canned: Option<&DigestedDictionary>) -> u64 {
+    fn size(&mut self, block: &[u8], dictionary: Option<&DigestedDictionary>) -> u64 {
         assert!(block.len() == self.order.bytes());
         // SAFETY: the buffer has room for a block of the order; then it is a whole block that no
         // thread writes, and scratch and encoder were made for it.
-        let encoded = unsafe {
+        let block_encoded = unsafe {
             core::ptr::copy_nonoverlapping(block.as_ptr(), self.buffer.as_mut_ptr(), block.len());
-            let canned = canned.map(|canned| (format::CANNED, canned));
+            let dictionary = dictionary.map(|digest| (format::CANNED, digest));
             let packer = BlockPacker {
                 encoder: &mut *self.encoder,
                 format: self.spec.format(),
-                canned,
+                dictionary,
                 shuffle: self.spec.shuffles(),
             };
             encode(&mut self.scratch, packer, self.buffer.as_ptr(), self.order)
         };
-        match encoded {
+        match block_encoded {
             Ok(EncodedBlock::Zero) => 0,
             Ok(EncodedBlock::Object { head_len, len, .. }) => (head_len + len) as u64,
             Err(_) => block.len() as u64,
@@ -144,21 +144,21 @@ impl Store {
     /// The codec can't use it, or too many old ones are in use.
     pub fn install_dictionary(&self, dictionary: &Dictionary) -> Result<(), CannedError> {
         let spec = self.codec();
-        let canned =
-            spec.canned(dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
+        let digest =
+            spec.digest(dictionary, self.block_order.bytes()).ok_or(CannedError::Codec(spec))?;
         self.reap_dictionaries();
-        if self.cans.install(spec, canned) { Ok(()) } else { Err(CannedError::Slots) }
+        if self.cans.install(spec, digest) { Ok(()) } else { Err(CannedError::Slots) }
     }
 
     /// Returns whether a dictionary would save more than its own memory, by what the pools hold
     /// now.
     fn is_worth_it(&self, dictionary: &Dictionary, comparison: SizeComparison) -> bool {
-        let Some(canned) = self.codec().canned(dictionary, self.block_order.bytes()) else {
+        let Some(digest) = self.codec().digest(dictionary, self.block_order.bytes()) else {
             return false;
         };
-        let saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128
+        let bytes_saved = self.pool_bytes() as u128 * (comparison.off - comparison.on) as u128
             / comparison.off as u128;
-        saved >= (WORTH * canned.bytes as u64) as u128
+        bytes_saved >= (WORTH * digest.bytes as u64) as u128
     }
 
     /// Compresses without a dictionary from now on.
@@ -170,7 +170,7 @@ impl Store {
     /// is the only place that frees them.
     pub fn reap_dictionaries(&self) -> usize {
         self.cans.reap(|slot| {
-            self.pools.iter().map(|pool| pool.counters.canned[slot].load(SeqCst)).sum()
+            self.pools.iter().map(|pool| pool.counters.dictionary_objects[slot].load(SeqCst)).sum()
         })
     }
 
@@ -205,7 +205,7 @@ impl Store {
         let present = self
             .cans
             .current(spec)
-            .map(|canned| judge.clone().map(|b| trial.size(b, Some(&canned))).sum());
+            .map(|digest| judge.clone().map(|b| trial.size(b, Some(&digest))).sum());
         let best = trial.best(judge, raw_dictionaries(&teach, order.bytes()));
         self.decide(off, present, best)
     }
@@ -225,8 +225,8 @@ impl Store {
         {
             return CannedStep::Installed(SizeComparison { off, on: *on });
         }
-        let kept = present.map(|on| SizeComparison { off, on });
-        if let Some(comparison) = kept.filter(SizeComparison::wins) {
+        let comparison_kept = present.map(|on| SizeComparison { off, on });
+        if let Some(comparison) = comparison_kept.filter(SizeComparison::wins) {
             return CannedStep::Kept(comparison);
         }
         self.cans.retire();

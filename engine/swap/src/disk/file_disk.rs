@@ -386,12 +386,12 @@ impl Disk for FileDisk {
                 t.offset >= file.first && t.len as u64 <= end.saturating_sub(t.offset)
             };
             let count = transfers.iter().take_while(|t| is_here(t)).count();
-            let (here, rest) = transfers.split_at_mut(count.max(1));
+            let (turn, rest) = transfers.split_at_mut(count.max(1));
             // SAFETY: the caller promises the conditions of `Disk::transfer`.
             unsafe {
                 match count {
-                    0 => self.transfer_parts(&mut here[0], end),
-                    _ => self.transfer_by(file, here),
+                    0 => self.transfer_parts(&mut turn[0], end),
+                    _ => self.transfer_by(file, turn),
                 }
             }
             transfers = rest;
@@ -494,9 +494,9 @@ mod tests {
                     (0..64).map(|n| part(Direction::Read, 2 * MAX_BYTES, n)).collect();
                 disk.transfer(&mut reads);
                 assert!(reads.iter().all(|t| t.result == Ok(())));
-                let read =
+                let bytes_read =
                     core::slice::from_raw_parts(zone.as_ptr().add(2 * MAX_BYTES), 2 * MAX_BYTES);
-                assert!(read == core::slice::from_raw_parts(zone.as_ptr(), 2 * MAX_BYTES));
+                assert!(bytes_read == core::slice::from_raw_parts(zone.as_ptr(), 2 * MAX_BYTES));
             }
             drop(disk);
         });
@@ -541,14 +541,14 @@ mod tests {
             let mut write =
                 [Transfer::new(Direction::Write, 4096, Page::at(zone.as_ptr()), PAGE_SIZE)];
             disk.transfer(&mut write);
-            let mut read = [Transfer::new(
+            let mut transfers = [Transfer::new(
                 Direction::Read,
                 4096,
                 Page::at(zone.as_ptr().add(PAGE_SIZE)),
                 PAGE_SIZE,
             )];
-            disk.transfer(&mut read);
-            assert_eq!((write[0].result, read[0].result), (Ok(()), Ok(())));
+            disk.transfer(&mut transfers);
+            assert_eq!((write[0].result, transfers[0].result), (Ok(()), Ok(())));
             assert!(
                 core::slice::from_raw_parts(zone.as_ptr(), 2 * PAGE_SIZE)
                     .iter()
@@ -560,7 +560,7 @@ mod tests {
     #[test]
     fn where_io_uring_is_denied_plain_calls_do_it() {
         for errno in [Errno::PERM, Errno::NOSYS] {
-            let denied = move || {
+            let run_denied = move || {
                 refuse(libc::SYS_io_uring_setup, errno, 0);
                 for dir in dirs() {
                     let disk = FileDisk::open(&dir, FileDiskOptions::default()).unwrap();
@@ -568,24 +568,24 @@ mod tests {
                     assert_works(&disk);
                 }
             };
-            std::thread::spawn(denied).join().unwrap();
+            std::thread::spawn(run_denied).join().unwrap();
         }
     }
 
     #[test]
     fn a_ring_that_fails_later_leaves_its_work_to_plain_calls() {
-        let denied = || {
+        let run_denied = || {
             let disk = FileDisk::open(&dirs()[0], FileDiskOptions::default()).unwrap();
             assert!(disk.has_uring());
             refuse(libc::SYS_io_uring_enter, Errno::PERM, 0);
             assert_works(&disk);
         };
-        std::thread::spawn(denied).join().unwrap();
+        std::thread::spawn(run_denied).join().unwrap();
     }
 
     #[test]
     fn where_o_direct_is_refused_the_page_cache_does_it() {
-        let denied = || {
+        let run_denied = || {
             refuse(libc::SYS_fcntl, Errno::INVAL, OFlags::DIRECT.bits());
             for dir in dirs() {
                 let disk = FileDisk::open(&dir, FileDiskOptions::default()).unwrap();
@@ -593,7 +593,7 @@ mod tests {
                 assert_works(&disk);
             }
         };
-        std::thread::spawn(denied).join().unwrap();
+        std::thread::spawn(run_denied).join().unwrap();
     }
 
     /// Writes a page of `byte`s to `offset`, or reads one from there. Returns the first byte of the
@@ -648,11 +648,11 @@ mod tests {
             let mut across = Transfer::new(Direction::Read, 4 * BASE - 4096, at, 8192);
             // SAFETY: the zone has two pages and outlives the transfer. Only this thread uses the
             // zone and the disk.
-            let read = unsafe {
+            let outcome = unsafe {
                 disk.transfer(core::slice::from_mut(&mut across));
                 (zone.as_ptr().read(), zone.as_ptr().add(4096).read())
             };
-            assert_eq!((across.result, across.done, read), (Ok(()), 8192, (0, 5)));
+            assert_eq!((across.result, across.done, outcome), (Ok(()), 8192, (0, 5)));
             let mut numbers = 0;
             disk.each_number(|_| numbers += 1);
             assert_eq!(numbers, 5);
@@ -684,12 +684,12 @@ mod tests {
         every_way(|disk| {
             disk.grow(PAGE_SIZE as u64).unwrap();
             let zone = Zone::reserve(2 * PAGE_SIZE, PAGE_SIZE).unwrap();
-            let mut read =
+            let mut transfers =
                 [Transfer::new(Direction::Read, 0, Page::at(zone.as_ptr()), 2 * PAGE_SIZE)];
             // SAFETY: the zone has two pages and outlives the transfer. Only this thread uses the
             // zone and the disk.
-            unsafe { disk.transfer(&mut read) };
-            assert_eq!(read[0].result, Err(Errno::IO));
+            unsafe { disk.transfer(&mut transfers) };
+            assert_eq!(transfers[0].result, Err(Errno::IO));
         });
     }
 
@@ -755,16 +755,17 @@ mod tests {
             assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         }
         std::fs::write(dir.join("precious"), "x").unwrap();
-        let refused =
+        let refusal =
             FileDisk::open(dir.join("precious").to_str().unwrap(), FileDiskOptions::default())
                 .err()
                 .unwrap();
-        assert!(refused.contains("exists"), "{refused}");
+        assert!(refusal.contains("exists"), "{refusal}");
         assert_eq!(std::fs::read(dir.join("precious")).unwrap(), b"x");
         std::fs::remove_dir_all(&dir).unwrap();
-        let gone = FileDisk::open(dir.join("file").to_str().unwrap(), FileDiskOptions::default())
-            .err()
-            .unwrap();
-        assert!(gone.contains("no swap file can be made there: there is no such"), "{gone}");
+        let outcome =
+            FileDisk::open(dir.join("file").to_str().unwrap(), FileDiskOptions::default())
+                .err()
+                .unwrap();
+        assert!(outcome.contains("no swap file can be made there: there is no such"), "{outcome}");
     }
 }

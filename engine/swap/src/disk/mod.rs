@@ -69,9 +69,9 @@ unsafe impl Send for SentTransfers<'_> {}
 
 impl<D: Disk + ?Sized> Disk for Delegated<D> {
     unsafe fn transfer(&self, transfers: &mut [Transfer]) {
-        let sent = SentTransfers(transfers);
+        let cell = SentTransfers(transfers);
         self.with(|disk| {
-            let SentTransfers(transfers) = { sent };
+            let SentTransfers(transfers) = { cell };
             // SAFETY: the caller promises the conditions of `Disk::transfer`, and `with` returns
             // only after this call has ended.
             unsafe { disk.transfer(transfers) }

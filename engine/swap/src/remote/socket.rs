@@ -134,16 +134,16 @@ impl SocketRemote {
         again: fn(Errno) -> bool,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
     ) -> Result<(), RemoteError> {
-        let mut once = || self.line()?.exchange(message, receive);
-        let result = match once() {
-            Err(e) if again(e) => once(),
+        let mut exchange = || self.line()?.exchange(message, receive);
+        let result = match exchange() {
+            Err(e) if again(e) => exchange(),
             other => other,
         };
         self.failure(result)
     }
 
     /// Distinguishes the two kinds of failure: an error of the service, and no answer.
-    fn failure(&self, result: Result<Outcome, Errno>) -> Result<(), RemoteError> {
+    fn failure(&self, result: Result<AnswerResult, Errno>) -> Result<(), RemoteError> {
         match result {
             Ok(said) => said,
             Err(e) => {
@@ -165,8 +165,8 @@ impl Remote for SocketRemote {
         let entries: Vec<RequestEntry> =
             objects.iter().map(|o| self.own(o.number, o.bytes.len())).collect();
         let bytes: Vec<&[u8]> = objects.iter().map(|o| o.bytes).collect();
-        let put = OutgoingRequest { entries: &entries, bytes: &bytes, ..message(PUT) };
-        self.ask(&put, is_closed, &mut |_| Ok(()))
+        let request = OutgoingRequest { entries: &entries, bytes: &bytes, ..message(PUT) };
+        self.ask(&request, is_closed, &mut |_| Ok(()))
     }
 
     fn get(&self, fetches: &mut [ObjectFetch<'_>]) -> Result<(), RemoteError> {
@@ -192,9 +192,9 @@ impl Remote for SocketRemote {
     fn keep(&self, patience: Duration) -> Result<(), RemoteError> {
         // Uses a connection of its own, because the timeout of the shared one is longer than
         // `patience`.
-        let asked =
+        let outcome =
             self.connect(patience).and_then(|line| line.exchange(&message(KEEP), &mut |_| Ok(())));
-        self.failure(asked)
+        self.failure(outcome)
     }
 
     fn lend(&self, copies: &DescendantWatch) -> Result<(), RemoteError> {
@@ -221,7 +221,7 @@ fn message<'a>(what: u32) -> OutgoingRequest<'a> {
 }
 
 /// The result in an answer.
-type Outcome = Result<(), RemoteError>;
+type AnswerResult = Result<(), RemoteError>;
 
 /// One connection to the service.
 struct Connection {
@@ -256,7 +256,7 @@ impl Connection {
         &self,
         message: &OutgoingRequest<'_>,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<Outcome, Errno> {
+    ) -> Result<AnswerResult, Errno> {
         let id = {
             let mut turn = self.turn.lock();
             turn.last = turn.last.wrapping_add(1);
@@ -265,11 +265,11 @@ impl Connection {
             id
         };
         let lens = message.entries.iter().map(|e| e.len as usize);
-        let wanted = if message.what == GET { lens.sum() } else { 0 };
+        let len = if message.what == GET { lens.sum() } else { 0 };
         let result = self
             .send(id, message)
             .and_then(|()| self.await_head(id))
-            .and_then(|head| self.receive(head, wanted, receive));
+            .and_then(|head| self.receive(head, len, receive));
         if result.is_err() {
             self.cut();
         }
@@ -283,8 +283,8 @@ impl Connection {
         head.extend_from_slice(&RequestHead { what, id, entries: entries.len() as u32 }.to_bytes());
         entries.iter().for_each(|e| head.extend_from_slice(&e.to_bytes()));
         let _sending = self.sending.lock();
-        let sent = file.map_or(Ok(0), |file| send_with_file(&self.socket, &head, file))?;
-        write(&self.socket, &head[sent..])?;
+        let sent_bytes = file.map_or(Ok(0), |file| send_with_file(&self.socket, &head, file))?;
+        write(&self.socket, &head[sent_bytes..])?;
         bytes.iter().try_for_each(|b| write(&self.socket, b))
     }
 
@@ -305,11 +305,11 @@ impl Connection {
                     turn.is_taken = true;
                     drop(turn);
                     let mut bytes = [0; AnswerHead::BYTES];
-                    let read = read(&self.socket, &mut bytes);
+                    let outcome = read(&self.socket, &mut bytes);
                     turn = self.turn.lock();
                     let head = AnswerHead::of_bytes(bytes);
-                    let place = turn.asked.iter().position(|asked| *asked == head.id);
-                    turn.asked.swap_remove(read.and(place.ok_or(Errno::PROTO))?);
+                    let place = turn.asked.iter().position(|id| *id == head.id);
+                    turn.asked.swap_remove(outcome.and(place.ok_or(Errno::PROTO))?);
                     turn.head = Some(head);
                     if head.id != id {
                         self.changed.notify_all();
@@ -326,8 +326,8 @@ impl Connection {
         head: AnswerHead,
         wanted: usize,
         receive: &mut dyn FnMut(&OwnedFd) -> Result<(), Errno>,
-    ) -> Result<Outcome, Errno> {
-        let said = if head.status != DONE {
+    ) -> Result<AnswerResult, Errno> {
+        let failure = if head.status != DONE {
             let mut why = alloc::vec![0; head.len.min(WHY_BYTES_MAX) as usize];
             read(&self.socket, &mut why)?;
             let why = String::from_utf8_lossy(&why).to_string();
@@ -340,7 +340,7 @@ impl Connection {
         };
         self.turn.lock().is_taken = false;
         self.changed.notify_all();
-        Ok(said)
+        Ok(failure)
     }
 
     /// Marks the connection as broken off, and wakes all its threads, also the receiving one.
@@ -380,12 +380,12 @@ pub unsafe fn receive_with_watch(
 ) -> Result<(bool, Option<DescendantWatch>), Errno> {
     // SAFETY: the caller promises that the descriptor stays open during the call.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
-    let (mut done, mut file) = (0, None);
-    while done < bytes.len() {
-        match receive_with_file(socket, &mut bytes[done..]) {
-            Ok((0, _)) if done == 0 => return Ok((false, None)),
+    let (mut done_bytes, mut file) = (0, None);
+    while done_bytes < bytes.len() {
+        match receive_with_file(socket, &mut bytes[done_bytes..]) {
+            Ok((0, _)) if done_bytes == 0 => return Ok((false, None)),
             Ok((0, _)) => return Err(Errno::CONNRESET),
-            Ok((len, sent)) => (done, file) = (done + len, sent.or(file)),
+            Ok((len, sent)) => (done_bytes, file) = (done_bytes + len, sent.or(file)),
             Err(Errno::INTR) => {}
             Err(e) => return Err(e),
         }

@@ -152,8 +152,8 @@ impl Swap {
                 self.clusters.clear();
                 self.ancestors.store(0, Relaxed);
             }
-            let inherited = self.clusters.inherited();
-            self.tier.as_ref().map_or(Ok(()), |tier| tier.begin_in_child(inherited))
+            let own_start = self.clusters.inherited();
+            self.tier.as_ref().map_or(Ok(()), |tier| tier.begin_in_child(own_start))
         }
     }
 }

@@ -152,7 +152,7 @@ impl Swap {
             let slot = location.slot + (i * block.pages()) as u64;
             // SAFETY: the seal was written before the object was inserted. The caller promises that
             // `to` has room for all blocks and no other user.
-            let opened = unsafe {
+            let is_open = unsafe {
                 let seal = self.raw_seal(slot).read();
                 let bytes = core::slice::from_raw_parts_mut(
                     to.add(i * block.pages()).cast(),
@@ -160,7 +160,7 @@ impl Swap {
                 );
                 self.sealer.open(raw_binding(slot, seal.number, block), bytes, &seal.tag)
             };
-            if !opened {
+            if !is_open {
                 return Err(self.damage_at(slot));
             }
         }
@@ -221,11 +221,11 @@ impl Swap {
                 },
             });
         }
-        let mut read = [Transfer::new(Direction::Read, slot * PAGE_SIZE as u64, to, len)];
+        let mut transfers = [Transfer::new(Direction::Read, slot * PAGE_SIZE as u64, to, len)];
         // SAFETY: the caller promises that `to` has room and no other user. It has a handle, so no
         // write goes to these slots.
-        unsafe { self.disk.transfer(&mut read) };
-        read[0].result.map_err(|e| self.unread(slot, e))
+        unsafe { self.disk.transfer(&mut transfers) };
+        transfers[0].result.map_err(|e| self.unread(slot, e))
     }
 
     fn unread(&self, slot: u64, errno: Errno) -> ReadError {
@@ -248,8 +248,8 @@ impl Swap {
     fn raw_seal(&self, slot: u64) -> *mut RawSeal {
         let end = (slot as usize + 1) * size_of::<RawSeal>();
         assert!(end <= self.raw_seals.len());
-        let done = self.raw_seals.need(&self.edge, 0, self.raw_seals.len(), end);
-        if done.is_err() {
+        let outcome = self.raw_seals.need(&self.edge, 0, self.raw_seals.len(), end);
+        if outcome.is_err() {
             NoPromise::end("The table of the swap file");
         }
         // SAFETY: the seal lies in the zone.

@@ -72,11 +72,11 @@ impl Swap {
             let own = slots - self.clusters.inherited();
             let room = (tier.slots_max() - own) / CLUSTER_SLOTS as u64;
             let count = room.min(GROWTH_CLUSTERS as u64);
-            let done = count > 0 && self.disk.stretch(now + count * cluster).is_ok();
-            if done {
+            let is_grown = count > 0 && self.disk.stretch(now + count * cluster).is_ok();
+            if is_grown {
                 self.clusters.grow(count as usize);
             }
-            return done;
+            return is_grown;
         }
         let own = now - self.clusters.inherited() * PAGE_SIZE as u64;
         let room = (self.bounds.size_bytes.saturating_sub(own) / cluster)
@@ -131,8 +131,8 @@ impl Swap {
 
     /// Releases a run that was allocated.
     pub fn release(&self, slot: u64, count: usize) {
-        let freed = self.clusters.release(slot, count) as u64;
-        if self.freed.fetch_add(freed, Relaxed) + freed >= DISCARD_SLOTS {
+        let freed_slots = self.clusters.release(slot, count) as u64;
+        if self.freed.fetch_add(freed_slots, Relaxed) + freed_slots >= DISCARD_SLOTS {
             self.freed.store(0, Relaxed);
             self.queue.request_discard();
         }
@@ -156,8 +156,8 @@ impl Swap {
     /// Gives the space of emptied clusters back to the file system.
     pub fn discard(&self) {
         let mut ranges = [const { 0..0 }; 32];
-        let found = self.clusters.begin_discard(&mut ranges);
-        for range in &ranges[..found] {
+        let count = self.clusters.begin_discard(&mut ranges);
+        for range in &ranges[..count] {
             let (start, len) =
                 (range.start * PAGE_SIZE as u64, (range.end - range.start) * PAGE_SIZE as u64);
             let _ = self.disk.punch(start, len);

@@ -36,41 +36,41 @@ proptest! {
         let clusters = Clusters::new();
         clusters.grow(6);
         let mut naive = Naive(vec![0; 6 * CLUSTER_SLOTS]);
-        let mut held: Vec<(u64, usize)> = Vec::new();
+        let mut runs: Vec<(u64, usize)> = Vec::new();
         for (n, cpu, what, pick) in ops {
             let order = order(n);
             match what {
                 0..=2 => match clusters.allocate(order, cpu, SearchScope::All) {
                     Some(first) => {
                         naive.take(first, order);
-                        held.push((first, order.pages()));
+                        runs.push((first, order.pages()));
                     }
                     None => prop_assert!(!naive.free_run(order), "a free run of order {n} was not found"),
                 },
-                3 | 4 if !held.is_empty() => {
-                    let (first, count) = held.swap_remove(pick.index(held.len()));
+                3 | 4 if !runs.is_empty() => {
+                    let (first, count) = runs.swap_remove(pick.index(runs.len()));
                     // A part of it is released, perhaps across the middle; the rest stays held.
                     let part = if what == 3 { count } else { 1 + pick.index(count) };
                     let run = &mut naive.0[first as usize..][..part];
                     run.iter_mut().for_each(|holders| *holders -= 1);
-                    let freed = run.iter().filter(|holders| **holders == 0).count();
-                    prop_assert_eq!(clusters.release(first, part), freed);
+                    let freed_slots = run.iter().filter(|holders| **holders == 0).count();
+                    prop_assert_eq!(clusters.release(first, part), freed_slots);
                     if part < count {
-                        held.push((first + part as u64, count - part));
+                        runs.push((first + part as u64, count - part));
                     }
                 }
-                5 if !held.is_empty() => {
-                    let (first, count) = held[pick.index(held.len())];
+                5 if !runs.is_empty() => {
+                    let (first, count) = runs[pick.index(runs.len())];
                     if naive.0[first as usize] < 3 {
                         clusters.retain(first, count);
                         naive.0[first as usize..][..count].iter_mut().for_each(|holders| *holders += 1);
-                        held.push((first, count));
+                        runs.push((first, count));
                     }
                 }
                 _ => {
                     let mut ranges = [const { 0..0 }; 3];
-                    let found = clusters.begin_discard(&mut ranges);
-                    for range in &ranges[..found] {
+                    let count = clusters.begin_discard(&mut ranges);
+                    for range in &ranges[..count] {
                         prop_assert!(naive.0[range.start as usize..range.end as usize].iter().all(|h| *h == 0));
                         clusters.discarded(range);
                     }
@@ -90,17 +90,17 @@ fn s2_order_0_takes_every_free_slot_from_every_cluster() {
     (0..4u8).for_each(|n| {
         assert!(clusters.allocate(order(n * 2 + 1), n as usize, SearchScope::Own).is_some())
     });
-    let held: u64 = (0..4).map(|n| 1 << (n * 2 + 1)).sum();
+    let bits: u64 = (0..4).map(|n| 1 << (n * 2 + 1)).sum();
     assert_eq!(
         clusters.allocate(order(0), 7, SearchScope::Own),
         None,
         "nothing of its own is left"
     );
-    let mut taken = 0;
+    let mut count = 0;
     while clusters.allocate(order(0), 7, SearchScope::All).is_some() {
-        taken += 1;
+        count += 1;
     }
-    assert_eq!(taken + held, 4 * CLUSTER_SLOTS as u64);
+    assert_eq!(count + bits, 4 * CLUSTER_SLOTS as u64);
     clusters.check().unwrap();
 }
 
@@ -146,18 +146,18 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
     clusters.grow(count);
     let total = (count * CLUSTER_SLOTS) as u64;
     let mut random = Random::new(seed(4));
-    let mut held: Vec<(u64, Order)> = Vec::new();
+    let mut runs: Vec<(u64, Order)> = Vec::new();
     let mut naive = Naive(vec![0; total as usize]);
-    let (mut asked, mut fallback) = (0, 0);
+    let (mut requests, mut fallback) = (0, 0);
     for round in 0..100 {
         while clusters.used() < total * 6 / 10 {
             // The mix is like the folios of a program: many small ones, few large ones.
             let order = order(random.pick(&[0, 0, 0, 2, 2, 2, 4, 4, 4, 4, 5, 6, 7, 8, 9]));
-            asked += 1;
+            requests += 1;
             match clusters.allocate(order, random.below(4), SearchScope::All) {
                 Some(first) => {
                     naive.take(first, order);
-                    held.push((first, order));
+                    runs.push((first, order));
                 }
                 None => {
                     fallback += 1;
@@ -166,65 +166,66 @@ fn s_ageing_has_no_fallback_while_there_is_space() {
                 }
             }
         }
-        for _ in 0..held.len() * 6 / 10 {
-            let (first, order) = held.swap_remove(random.below(held.len()));
+        for _ in 0..runs.len() * 6 / 10 {
+            let (first, order) = runs.swap_remove(random.below(runs.len()));
             naive.0[first as usize..][..order.pages()].fill(0);
             assert_eq!(clusters.release(first, order.pages()), order.pages());
         }
         clusters.check().unwrap();
     }
-    assert!(asked > 10_000, "{asked} runs were asked for");
-    assert_eq!(fallback, 0, "of {asked}");
+    assert!(requests > 10_000, "{requests} runs were asked for");
+    assert_eq!(fallback, 0, "of {requests}");
 }
 
 /// A parent and its child begin with equal clusters. Neither takes slots that were used at the copy
 /// until they are no longer lent. Then only the parent takes them.
 #[test]
-fn what_is_lent_or_inherited_is_never_given_out() {
+fn lent_and_inherited_slots_are_never_given_out() {
     let mut random = Random::new(seed(1));
     for _ in 0..50 {
         let (parent, child) = (Clusters::new(), Clusters::new());
-        let mut held: Vec<(u64, Order)> = Vec::new();
+        let mut runs: Vec<(u64, Order)> = Vec::new();
         [&parent, &child].iter().for_each(|each| each.grow(4));
         for _ in 0..200 {
             let order = order(random.below(7) as u8);
             if random.below(3) > 0 {
-                let taken = [&parent, &child].map(|each| each.allocate(order, 0, SearchScope::All));
-                assert_eq!(taken[0], taken[1]);
-                held.extend(taken[0].map(|first| (first, order)));
-            } else if !held.is_empty() {
-                let (first, order) = held.swap_remove(random.below(held.len()));
-                let freed = [&parent, &child].map(|each| each.release(first, order.pages()));
-                assert_eq!(freed[0], freed[1]);
+                let firsts =
+                    [&parent, &child].map(|each| each.allocate(order, 0, SearchScope::All));
+                assert_eq!(firsts[0], firsts[1]);
+                runs.extend(firsts[0].map(|first| (first, order)));
+            } else if !runs.is_empty() {
+                let (first, order) = runs.swap_remove(random.below(runs.len()));
+                let counts = [&parent, &child].map(|each| each.release(first, order.pages()));
+                assert_eq!(counts[0], counts[1]);
             }
         }
-        let mut used = [false; 4 * CLUSTER_SLOTS];
-        held.iter().for_each(|(first, order)| used[*first as usize..][..order.pages()].fill(true));
-        let mut lent = [SlotSet::default(), SlotSet::default()];
-        parent.retain_used(&mut lent[0]);
-        child.retain_used(&mut lent[1]);
-        child.release_set(&lent[1]);
+        let mut slots = [false; 4 * CLUSTER_SLOTS];
+        runs.iter().for_each(|(first, order)| slots[*first as usize..][..order.pages()].fill(true));
+        let mut sets = [SlotSet::default(), SlotSet::default()];
+        parent.retain_used(&mut sets[0]);
+        child.retain_used(&mut sets[1]);
+        child.release_set(&sets[1]);
         // SAFETY: no other thread uses the clusters, as in a child.
         unsafe { child.inherit() };
         assert_eq!(child.allocate(Order::PAGE, 0, SearchScope::All), None);
         child.grow(1);
-        for (first, order) in &held {
+        for (first, order) in &runs {
             assert_eq!([&parent, &child].map(|each| each.release(*first, order.pages())), [0, 0]);
             assert_eq!(parent.check().and_then(|()| child.check()), Ok(()));
         }
         while let Some(slot) = parent.allocate(Order::PAGE, 0, SearchScope::All) {
-            assert!(!used[slot as usize], "slot {slot} is read by the child");
+            assert!(!slots[slot as usize], "slot {slot} is read by the child");
         }
         for slot in 0..CLUSTER_SLOTS {
-            let taken = child.allocate(Order::PAGE, 0, SearchScope::All);
-            assert!(taken >= Some(4 * CLUSTER_SLOTS as u64), "{slot}: {taken:?}");
+            let first_of_child = child.allocate(Order::PAGE, 0, SearchScope::All);
+            assert!(first_of_child >= Some(4 * CLUSTER_SLOTS as u64), "{slot}: {first_of_child:?}");
         }
         assert_eq!(child.allocate(Order::PAGE, 0, SearchScope::All), None);
-        parent.release_set(&lent[0]);
+        parent.release_set(&sets[0]);
         while let Some(slot) = parent.allocate(Order::PAGE, 0, SearchScope::All) {
-            assert!(std::mem::take(&mut used[slot as usize]));
+            assert!(std::mem::take(&mut slots[slot as usize]));
         }
-        assert_eq!(used, [false; 4 * CLUSTER_SLOTS]);
+        assert_eq!(slots, [false; 4 * CLUSTER_SLOTS]);
         assert_eq!(parent.check().and_then(|()| child.check()), Ok(()));
     }
 }

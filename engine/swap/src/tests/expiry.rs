@@ -60,19 +60,19 @@ fn warning(watched: &ExpiryWatch, remote: &Keeper) -> String {
 #[test]
 fn silent_service_is_reported_once_until_it_answers_again() {
     let remote = Keeper::default();
-    let watched = ExpiryWatch::new(Duration::from_millis(40));
+    let watch = ExpiryWatch::new(Duration::from_millis(40));
     remote.set_silent(true);
     for _ in 0..2 {
-        let why = warning(&watched, &remote);
+        let why = warning(&watch, &remote);
         assert!(
             why.contains("no service answers")
                 && why.contains("kill -CONT")
                 && why.contains("--remote-expiry"),
             "{why}"
         );
-        (0..100).for_each(|_| assert_eq!(watched.ask(&remote, true), None));
+        (0..100).for_each(|_| assert_eq!(watch.ask(&remote, true), None));
         remote.set_silent(false);
-        assert_eq!(watched.ask(&remote, true), None);
+        assert_eq!(watch.ask(&remote, true), None);
         remote.set_silent(true);
     }
 }
@@ -81,8 +81,8 @@ fn silent_service_is_reported_once_until_it_answers_again() {
 fn nothing_is_said_while_nothing_lies_in_the_store() {
     let remote = Keeper::default();
     remote.set_silent(true);
-    let watched = ExpiryWatch::new(Duration::ZERO);
-    (0..100).for_each(|_| assert_eq!(watched.ask(&remote, false), None));
-    assert_eq!(watched.left_ns(), 0);
+    let watch = ExpiryWatch::new(Duration::ZERO);
+    (0..100).for_each(|_| assert_eq!(watch.ask(&remote, false), None));
+    assert_eq!(watch.left_ns(), 0);
     assert!(ExpiryWatch::new(Duration::from_secs(86400)).left_ns() > 0);
 }

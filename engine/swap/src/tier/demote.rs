@@ -30,11 +30,11 @@ impl Tier {
     pub fn wait_for_work(&self) {
         let mut state = self.state.lock();
         while !state.woken && !state.stop {
-            let left = self.watched.left_ns();
-            if left == 0 {
+            let time_left = self.watched.left_ns();
+            if time_left == 0 {
                 break;
             }
-            state = self.changed.wait_within(state, left);
+            state = self.changed.wait_within(state, time_left);
         }
     }
 
@@ -64,23 +64,23 @@ impl Tier {
         }
         let low = self.bounds.file_bytes / 100 * self.bounds.mark_percent;
         let low = low.saturating_sub(self.bounds.file_bytes / HYSTERESIS);
-        let (mut moved, mut failed) = (0, None);
+        let (mut moved_slots, mut cause) = (0, None);
         while self.is_above(&self.state.lock(), clusters, low) {
             match self.move_batch(disk, clusters, lent) {
                 Ok(0) => break,
                 Ok(pages) => {
-                    moved += pages;
+                    moved_slots += pages;
                     self.finish_round(false);
                 }
                 Err(failure) => {
-                    failed = Some(failure);
+                    cause = Some(failure);
                     break;
                 }
             }
         }
-        let is_stuck = moved == 0 && self.is_above(&self.state.lock(), clusters, low);
-        self.finish_round(failed.is_some() || is_stuck);
-        match failed.or_else(|| self.discard().err()) {
+        let is_stuck = moved_slots == 0 && self.is_above(&self.state.lock(), clusters, low);
+        self.finish_round(cause.is_some() || is_stuck);
+        match cause.or_else(|| self.discard().err()) {
             Some(failure) => {
                 self.note_failure(&failure);
                 // Waiting for the answer may have taken long.
@@ -98,7 +98,7 @@ impl Tier {
                 }
             }
         }
-        wait || moved > 0
+        wait || moved_slots > 0
     }
 
     /// Asks now and then whether the service keeps the data in the store.
@@ -148,10 +148,10 @@ impl Tier {
     fn pause(&self, wait: bool) {
         let pause = (self.pause_ns.load(Relaxed) * 2).clamp(PAUSE_MIN_NS, PAUSE_MAX_NS);
         self.pause_ns.store(pause, Relaxed);
-        let mut left = if wait { pause } else { 0 };
-        while left > 0 {
+        let mut pause_left = if wait { pause } else { 0 };
+        while pause_left > 0 {
             sleep_ns(STEP_NS);
-            left = left.saturating_sub(STEP_NS);
+            pause_left = pause_left.saturating_sub(STEP_NS);
             let state = self.state.lock();
             if state.stop || state.trim {
                 break;
@@ -189,18 +189,18 @@ impl Tier {
     fn punch(&self, disk: &dyn Disk, which: &[(u64, u16)]) {
         // Ranges are joined, because a file system takes milliseconds for each call, however long
         // the range.
-        let mut joined: Vec<Range<u64>> = Vec::new();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
         for &(group, mask) in which {
             for run in runs(mask) {
                 let start = group * GROUP_BYTES as u64 + (run.start * PAGE_SIZE) as u64;
                 let end = start + (run.len() * PAGE_SIZE) as u64;
-                match joined.last_mut() {
+                match ranges.last_mut() {
                     Some(last) if last.end == start => last.end = end,
-                    _ => joined.push(start..end),
+                    _ => ranges.push(start..end),
                 }
             }
         }
-        for range in joined {
+        for range in ranges {
             let _ = disk.punch(range.start, range.end - range.start);
         }
         let mut state = self.state.lock();
@@ -238,19 +238,19 @@ impl Tier {
                 bytes: &bytes[..ones(l.local | l.keep) as usize * PAGE_SIZE],
             })
             .collect();
-        let put = if objects.is_empty() { Ok(()) } else { self.remote.put(&objects) };
-        if put.is_err() {
+        let outcome = if objects.is_empty() { Ok(()) } else { self.remote.put(&objects) };
+        if outcome.is_err() {
             self.state.lock().groups.cancel(&batch);
         }
-        put?;
+        outcome?;
         let mut state = self.state.lock();
-        let (mut to_punch, mut moved) = (Vec::new(), 0);
+        let (mut to_punch, mut moved_slots) = (Vec::new(), 0);
         for demotion in batch.iter().filter(|l| l.local != 0) {
             let live = clusters.used_bits(demotion.group * GROUP_SLOTS as u64);
-            moved += state.groups.finish(demotion, live);
+            moved_slots += state.groups.finish(demotion, live);
             let stays = state.groups.group(demotion.group).remote;
-            let backed = state.groups.group(demotion.group).backed;
-            let free = backed & (stays | !live);
+            let backed_slots = state.groups.group(demotion.group).backed;
+            let free = backed_slots & (stays | !live);
             if free != 0 {
                 state.groups.begin_punch(demotion.group, free);
                 to_punch.push((demotion.group, free));
@@ -258,8 +258,8 @@ impl Tier {
         }
         drop(state);
         self.punch(disk, &to_punch);
-        self.counts.out.fetch_add(moved, Relaxed);
-        Ok(moved.max(1))
+        self.counts.out.fetch_add(moved_slots, Relaxed);
+        Ok(moved_slots.max(1))
     }
 
     /// Reads the slots of the groups of a batch. A group whose bytes can't be read stays in the
@@ -289,22 +289,23 @@ impl Tier {
                     ));
                     owners.push(i);
                 } else {
-                    let (number, stored) = demotion.old;
-                    let offset = rank(stored, at) * PAGE_SIZE;
+                    let (number, slots_stored) = demotion.old;
+                    let offset = rank(slots_stored, at) * PAGE_SIZE;
                     fetches.push(ObjectFetch { forks: 0, number, offset, to });
                 }
             }
         }
-        let (mut joined, mut of) = (Vec::<Transfer>::new(), Vec::new());
-        for (read, owner) in reads.iter().zip(&owners) {
-            match joined.last_mut() {
+        let (mut runs_joined, mut of) = (Vec::<Transfer>::new(), Vec::new());
+        for (transfer, owner) in reads.iter().zip(&owners) {
+            match runs_joined.last_mut() {
                 Some(last)
-                    if last.offset + last.len as u64 == read.offset && of.last() == Some(owner) =>
+                    if last.offset + last.len as u64 == transfer.offset
+                        && of.last() == Some(owner) =>
                 {
-                    last.len += read.len;
+                    last.len += transfer.len;
                 }
                 _ => {
-                    joined.push(*read);
+                    runs_joined.push(*transfer);
                     of.push(*owner);
                 }
             }
@@ -312,15 +313,19 @@ impl Tier {
         // SAFETY: the pages are the buffer's, each in one transfer, and only this thread uses them.
         // A written slot is written again only after a claim, and the bytes of slots that were
         // claimed meanwhile are not used.
-        unsafe { disk.transfer(&mut joined) };
-        let fetched = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
-        if let Err(failure) = fetched {
+        unsafe { disk.transfer(&mut runs_joined) };
+        let outcome = fetches.chunks_mut(ENTRIES_MAX).try_for_each(|some| self.remote.get(some));
+        if let Err(failure) = outcome {
             self.state.lock().groups.cancel(batch);
             return Err(failure);
         }
-        let unread: Vec<usize> =
-            joined.iter().zip(&of).filter(|(r, _)| r.result.is_err()).map(|(_, i)| *i).collect();
-        for i in unread {
+        let failed_reads: Vec<usize> = runs_joined
+            .iter()
+            .zip(&of)
+            .filter(|(r, _)| r.result.is_err())
+            .map(|(_, i)| *i)
+            .collect();
+        for i in failed_reads {
             self.state.lock().groups.cancel(&batch[i..i + 1]);
             batch[i].local = 0;
         }

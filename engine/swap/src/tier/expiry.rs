@@ -44,10 +44,10 @@ impl ExpiryWatch {
     /// was no answer for a long time.
     pub fn ask(&self, remote: &dyn Remote, any: bool) -> Option<String> {
         let patience = (self.expiry / PATIENCE_SHARE).min(PATIENCE_MAX);
-        let asked = if any { remote.keep(patience) } else { Ok(()) };
+        let outcome = if any { remote.keep(patience) } else { Ok(()) };
         let now = now_ns();
         self.asked_ns.store(now, Relaxed);
-        let failure = match asked {
+        let failure = match outcome {
             Err(failure) if failure.is_cut => failure,
             _ => {
                 // The service runs, so it reports failures itself.

@@ -403,8 +403,8 @@ impl Tier {
         let mut state = self.state.lock();
         for (group, mask) in each_group(range.start, (range.end - range.start) as usize) {
             state.groups.forget(group, mask);
-            let backed = ones(state.groups.group(group).backed & mask);
-            state.groups.backed -= backed;
+            let slots = ones(state.groups.group(group).backed & mask);
+            state.groups.backed -= slots;
             let group = state.groups.group(group);
             (group.backed, group.written, group.moving) =
                 (group.backed & !mask, group.written & !mask, group.moving & !mask);
@@ -517,7 +517,7 @@ impl Tier {
         // SAFETY: the caller promises room at `to` and that it has no other user. The slots have
         // objects that are not freed meanwhile, so no transfer writes to them.
         unsafe { disk.transfer(&mut reads) };
-        reads.iter().try_for_each(|read| read.result.map_err(SlotReadError::File))?;
+        reads.iter().try_for_each(|transfer| transfer.result.map_err(SlotReadError::File))?;
         let far = parts.iter().filter_map(|p| Some((p, p.object?)));
         let mut fetches: Vec<ObjectFetch<'_>> = far
             .map(|(p, ObjectPart { forks, number, offset })| {
@@ -555,15 +555,17 @@ impl Tier {
     /// The first condition that does not hold.
     pub fn check(&self, clusters: &Clusters) -> Result<(), String> {
         let mut state = self.state.lock();
-        let (mut far, mut backed, first_own) = (0, 0, first_own(clusters));
+        let (mut far, mut slots_backed, first_own) = (0, 0, first_own(clusters));
         for id in 0..clusters.slots() / GROUP_SLOTS as u64 {
             let live = clusters.used_bits(id * GROUP_SLOTS as u64);
             let group = state.groups.group(id);
-            let wrong = match *group {
-                SlotGroup { remote, backed, .. } if remote & backed != 0 => {
+            let complaint = match *group {
+                SlotGroup { remote, backed: slots_backed, .. } if remote & slots_backed != 0 => {
                     "a slot is in two places"
                 }
-                SlotGroup { remote, backed, .. } if live & !(remote | backed) != 0 => {
+                SlotGroup { remote, backed: slots_backed, .. }
+                    if live & !(remote | slots_backed) != 0 =>
+                {
                     "a slot is nowhere"
                 }
                 SlotGroup { remote, stored, .. } if remote & !stored != 0 => {
@@ -572,23 +574,23 @@ impl Tier {
                 SlotGroup { number, remote, .. } if (number == 0) != (remote == 0) => {
                     "object and slots don't fit"
                 }
-                SlotGroup { written, backed, .. } if written & !backed != 0 => {
+                SlotGroup { written, backed: slots_backed, .. } if written & !slots_backed != 0 => {
                     "a slot was written that is not there"
                 }
                 _ => "",
             };
-            if !wrong.is_empty() {
-                return Err(alloc::format!("group {id}: {wrong}"));
+            if !complaint.is_empty() {
+                return Err(alloc::format!("group {id}: {complaint}"));
             }
             if id >= first_own {
                 far += ones(group.remote);
-                backed += ones(group.backed);
+                slots_backed += ones(group.backed);
             }
         }
         let (counted_far, counted_backed) = (state.groups.remote_slots, state.groups.backed);
-        if (far, backed) != (counted_far, counted_backed) {
+        if (far, slots_backed) != (counted_far, counted_backed) {
             return Err(alloc::format!(
-                "{far} slots are in the store and {backed} in the file; counted are {counted_far}, {counted_backed}"
+                "{far} slots are in the store and {slots_backed} in the file; counted are {counted_far}, {counted_backed}"
             ));
         }
         Ok(())

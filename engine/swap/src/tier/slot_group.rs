@@ -115,10 +115,10 @@ impl SlotGroups {
     /// Drops the bytes of some slots in the remote store.
     pub fn forget(&mut self, index: u64, mask: u16) {
         let group = self.group(index);
-        let gone = ones(group.remote & mask);
+        let slots = ones(group.remote & mask);
         group.remote &= !mask;
         let number = if group.remote == 0 { core::mem::take(&mut group.number) } else { 0 };
-        self.remote_slots -= gone;
+        self.remote_slots -= slots;
         if number != 0 {
             self.discard(&[number]);
         }
@@ -162,15 +162,15 @@ impl SlotGroups {
             return 0;
         }
         let group = self.group(demotion.group);
-        let moved = core::mem::take(&mut group.moving) & demotion.local & live;
-        let remote = moved | group.remote & demotion.keep;
+        let slots = core::mem::take(&mut group.moving) & demotion.local & live;
+        let remote = slots | group.remote & demotion.keep;
         let (before, old) = (ones(group.remote), group.number);
         (group.remote, group.stored) = (remote, demotion.local | demotion.keep);
         group.number = if remote == 0 { 0 } else { demotion.number };
         self.remote_slots = self.remote_slots + ones(remote) - before;
-        let gone = [old, if remote == 0 { demotion.number } else { 0 }];
-        gone.iter().filter(|n| **n != 0).for_each(|n| self.discard(&[*n]));
-        ones(moved)
+        let objects = [old, if remote == 0 { demotion.number } else { 0 }];
+        objects.iter().filter(|n| **n != 0).for_each(|n| self.discard(&[*n]));
+        ones(slots)
     }
 
     /// Takes slots out of the file. The caller gives their space back next. Until it has, no thread

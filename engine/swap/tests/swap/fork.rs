@@ -99,7 +99,7 @@ fn slots_that_a_child_reads_stay_until_the_child_has_ended() {
     let (swap, disk, remote) = tiers();
     let all = fill(&swap, 0..200);
     let child = child_of(&swap);
-    let (file, stored) = (disk.bytes(), remote.bytes());
+    let (file, bytes_remote) = (disk.bytes(), remote.bytes());
     // All of it is free in the parent, which goes on.
     all.iter().for_each(|(place, _)| swap.free(place.handle()));
     let later = fill(&swap, 0..60);
@@ -107,7 +107,10 @@ fn slots_that_a_child_reads_stay_until_the_child_has_ended() {
     let pages = file.chunks(PAGE_SIZE).zip(now.chunks(PAGE_SIZE));
     let was_there: Vec<_> = pages.filter(|(page, _)| page.iter().any(|b| *b != 0)).collect();
     assert!(was_there.len() > 256 && was_there.iter().all(|(page, now)| page == now));
-    assert!(stored > 1 << 20 && remote.bytes() >= stored, "what the child reads is there");
+    assert!(
+        bytes_remote > 1 << 20 && remote.bytes() >= bytes_remote,
+        "what the child reads is there"
+    );
     assert_holds(&swap, &later);
     drop(child);
     while swap.used_bytes() + swap.remote_bytes() > 60 * 4 * PAGE_SIZE as u64 {

@@ -39,7 +39,7 @@ pub enum App {
 }
 
 /// A measured figure, and its target against the kernel's zram.
-pub struct Figure {
+pub struct CaseFigure {
     /// Name, with the unit.
     pub name: &'static str,
     /// Whether more is better.
@@ -54,7 +54,7 @@ pub struct Case<'a> {
     /// Its name in reports.
     pub name: &'a str,
     /// The measured figures.
-    pub figures: &'static [Figure],
+    pub figures: &'static [CaseFigure],
     /// The flags of `memfold run` beside the limit.
     pub flags: &'static [&'static str],
     /// Its uncompressed memory, bytes. `None`: a part of what it takes.
@@ -68,17 +68,18 @@ impl Case<'_> {
     }
 }
 
-const fn figure(name: &'static str, more: bool, target: f64) -> Figure {
-    Figure { name, more, target }
+const fn figure(name: &'static str, more: bool, target: f64) -> CaseFigure {
+    CaseFigure { name, more, target }
 }
 
-const TIME: [Figure; 1] = [figure("time, s", false, 1.5)];
+const TIME: [CaseFigure; 1] = [figure("time, s", false, 1.5)];
 /// Programs that follow pointers.
-const POINTERS: [Figure; 1] = [figure("time, s", false, 1.0)];
-const MARIADB: [Figure; 2] = [figure("transactions/s", true, 1.0), figure("p99, ms", false, 1.0)];
-const MEMCACHED: [Figure; 2] =
+const POINTERS: [CaseFigure; 1] = [figure("time, s", false, 1.0)];
+const MARIADB: [CaseFigure; 2] =
+    [figure("transactions/s", true, 1.0), figure("p99, ms", false, 1.0)];
+const MEMCACHED: [CaseFigure; 2] =
     [figure("new keys, sets/s", true, 1.0), figure("random keys, sets/s", true, 1.0)];
-const REDIS: [Figure; 3] = [
+const REDIS: [CaseFigure; 3] = [
     figure("SET, ops/s", true, 1.0),
     figure("GET, ops/s", true, 1.0),
     figure("BGSAVE, s", false, 1.0),
@@ -124,7 +125,7 @@ impl App {
     }
 
     /// The figures measured for the program.
-    pub fn figures(self) -> &'static [Figure] {
+    pub fn figures(self) -> &'static [CaseFigure] {
         match self {
             App::Mariadb => &MARIADB,
             App::Memcached => &MEMCACHED,
@@ -148,7 +149,7 @@ impl App {
     /// less data. Fails if the program is not installed, and the error names what is missing.
     pub fn work(self, directory: &Path, quick: bool) -> anyhow::Result<Work> {
         let pick = |normal: usize, short: usize| if quick { short } else { normal };
-        let grouped = |count: usize| {
+        let job = |count: usize| {
             Ok(Work::Job(vec![python("sys")?, "-c".into(), PYTHON.into(), count.to_string()]))
         };
         match self {
@@ -179,7 +180,7 @@ impl App {
                     .into(),
                 ))
             }
-            App::Python => grouped(pick(1_500_000, 300_000)),
+            App::Python => job(pick(1_500_000, 300_000)),
             App::Php => {
                 let rows = pick(200_000, 50_000).to_string();
                 Ok(Work::Job(vec![find("php", "php-cli")?, "-r".into(), PHP.into(), rows]))
@@ -195,7 +196,7 @@ impl App {
                 let script = script.to_str().context("a path that is not text")?.to_string();
                 Ok(Work::Job(vec![find("luajit", "luajit")?, script, tables]))
             }
-            App::Idle => grouped(pick(3_000_000, 1_000_000)),
+            App::Idle => job(pick(3_000_000, 1_000_000)),
         }
     }
 }

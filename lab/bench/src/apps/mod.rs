@@ -6,8 +6,8 @@ mod run;
 mod server;
 mod case;
 
-use crate::apps::case::{App, Case, Figure};
-use crate::apps::run::{Done, Peer, Work, run_with};
+use crate::apps::case::{App, Case, CaseFigure};
+use crate::apps::run::{AppPeer, Done, Work, run_with};
 use crate::common::output::Output;
 use crate::common::refusal::Refusal;
 use crate::common::row::StoreRow;
@@ -17,7 +17,7 @@ use crate::common::table::layout;
 use crate::harness::report::Report;
 use crate::host::cgroup::Hierarchy;
 use crate::host::folio::FolioKib;
-use crate::host::guard::{self, Scratch};
+use crate::host::guard::{self, GuardedDirectory};
 use crate::host::journal::JOURNAL_PATH;
 use crate::host::zram::Zram;
 use anyhow::Context;
@@ -56,7 +56,7 @@ const FAR: u64 = 8;
 
 /// All results.
 #[derive(Serialize)]
-struct Found {
+struct AppFindings {
     runs: u32,
     measured: Vec<Measured>,
 }
@@ -91,7 +91,7 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let kernel = Hierarchy::find().map(drop).and_then(|()| Zram::check("lz4"));
     let runs = args.runs.unwrap_or(if args.quick { 1 } else { 3 });
-    let mut report = Report::new(Found { runs, measured: Vec::new() });
+    let mut report = Report::new(AppFindings { runs, measured: Vec::new() });
     if kernel.is_ok() {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
@@ -108,8 +108,8 @@ pub fn apps(args: AppsArgs) -> anyhow::Result<i32> {
         guard::close_journal();
     }
     outcome?;
-    let failed = report.found.measured.iter().any(|row| row.failed);
-    report.finish(&args.output, "apps", ("", &report.found.text()), failed)
+    let has_failed = report.found.measured.iter().any(|row| row.failed);
+    report.finish(&args.output, "apps", ("", &report.found.text()), has_failed)
 }
 
 const WRONG: &str = "PRINTED SOMETHING ELSE";
@@ -143,15 +143,15 @@ impl Runs {
 
     /// Returns whether the benchmark fails because of these runs. If the kernel's own swap can't
     /// run a program, that is a result and not a failure.
-    fn has_failed(&self, peer: Peer) -> bool {
-        self.is_wrong || self.broke_off && !matches!(peer, Peer::Zram(_))
+    fn has_failed(&self, peer: AppPeer) -> bool {
+        self.is_wrong || self.broke_off && !matches!(peer, AppPeer::Zram(_))
     }
 }
 
-impl Report<Found> {
+impl Report<AppFindings> {
     /// Measures one program. A program that isn't installed gets a row with the reason.
     fn measure(&mut self, app: App, quick: bool, no_kernel: &Option<String>) -> anyhow::Result<()> {
-        let scratch = Scratch::new("apps")?;
+        let scratch = GuardedDirectory::new("apps")?;
         eprintln!("memfold bench: {}", app.name());
         match app.work(scratch.path(), quick) {
             Ok(work) if app == App::Idle => self.measure_idle(&work),
@@ -175,21 +175,21 @@ impl Report<Found> {
         quick: bool,
         no_kernel: &Option<String>,
     ) -> anyhow::Result<()> {
-        let plain = run_with(Peer::Plain, work, 0, 0)
+        let plain_result = run_with(AppPeer::Plain, work, 0, 0)
             .with_context(|| format!("{} without a limit", case.name))?;
-        let (output, data_bytes) = (plain.output, plain.peak_bytes);
+        let (output, data_bytes) = (plain_result.output, plain_result.peak_bytes);
         let part = (data_bytes / PART).max(LIMIT_MIN_BYTES);
         let limit_bytes = case.resident_bytes.unwrap_or(part);
-        let mut alone = Runs::default();
-        alone.add(Ok(plain), output);
-        self.note(case, Peer::Plain, data_bytes, &alone);
+        let mut baseline = Runs::default();
+        baseline.add(Ok(plain_result), output);
+        self.note(case, AppPeer::Plain, data_bytes, &baseline);
         let mut flags = vec!["--resident".to_string(), limit_bytes.to_string()];
         flags.extend(case.flags.iter().map(|flag| flag.to_string()));
-        let mut peers = vec![Peer::Memfold(&flags)];
+        let mut peers = vec![AppPeer::Memfold(&flags)];
         if no_kernel.is_none() {
             let sizes =
                 if quick { vec![FolioKib(4), FolioKib(64)] } else { FolioKib::ALL.to_vec() };
-            peers.extend(sizes.into_iter().filter(|size| size.check().is_ok()).map(Peer::Zram));
+            peers.extend(sizes.into_iter().filter(|size| size.check().is_ok()).map(AppPeer::Zram));
         }
         let mut runs: Vec<Runs> = peers.iter().map(|_| Runs::default()).collect();
         for _ in 0..self.found.runs {
@@ -216,13 +216,13 @@ impl Report<Found> {
     /// Measures a program far under its limit. Runs with and without memfold alternate, and the
     /// shortest times are compared, because other load on the machine only adds time.
     fn measure_idle(&mut self, work: &Work) -> anyhow::Result<()> {
-        let first = run_with(Peer::Plain, work, 0, 0).context("idle without a limit")?;
+        let first = run_with(AppPeer::Plain, work, 0, 0).context("idle without a limit")?;
         let limit_bytes = first.peak_bytes * FAR;
         let flags = ["--limit".to_string(), limit_bytes.to_string()];
         let (mut without, mut with) = (Runs::default(), Runs::default());
         for _ in 0..(2 * self.found.runs + 1).max(3) {
-            with.add(run_with(Peer::Memfold(&flags), work, 0, 0), first.output);
-            without.add(run_with(Peer::Plain, work, 0, 0), first.output);
+            with.add(run_with(AppPeer::Memfold(&flags), work, 0, 0), first.output);
+            without.add(run_with(AppPeer::Plain, work, 0, 0), first.output);
         }
         let name = "idle: % slower than without memfold";
         self.rows.push(match (with.least(0), without.least(0)) {
@@ -235,12 +235,12 @@ impl Report<Found> {
             }
             _ => StoreRow::at_most(name, f64::NAN, 1.0, with.note.clone() + &without.note),
         });
-        self.note(App::Idle.case(), Peer::Plain, first.peak_bytes, &without);
-        self.note(App::Idle.case(), Peer::Memfold(&flags), limit_bytes, &with);
+        self.note(App::Idle.case(), AppPeer::Plain, first.peak_bytes, &without);
+        self.note(App::Idle.case(), AppPeer::Memfold(&flags), limit_bytes, &with);
         Ok(())
     }
 
-    fn note(&mut self, case: Case, peer: Peer, limit_bytes: u64, runs: &Runs) {
+    fn note(&mut self, case: Case, peer: AppPeer, limit_bytes: u64, runs: &Runs) {
         self.found.measured.extend(case.figures.iter().enumerate().map(|(i, figure)| Measured {
             app: case.name.to_string(),
             peer: peer.name(),
@@ -253,7 +253,7 @@ impl Report<Found> {
     }
 }
 
-impl Found {
+impl AppFindings {
     fn text(&self) -> String {
         let head = ["program", "memory", "with", "what", "figure", ""];
         let mut rows = vec![head.map(String::from).to_vec()];
@@ -266,14 +266,14 @@ impl Found {
     }
 }
 
-fn label(app: &str, figure: &Figure) -> String {
+fn label(app: &str, figure: &CaseFigure) -> String {
     format!("{app}: {}, times as good as on zram", figure.name)
 }
 
 /// Adds the row of a figure: `ours` with a note, and the kernel's best with its name.
 fn judge(
     app: &str,
-    figure: &Figure,
+    figure: &CaseFigure,
     ours: (Option<f64>, &str),
     best: Option<(f64, String)>,
     no_kernel: &Option<String>,
@@ -314,27 +314,29 @@ mod tests {
             judge("sort", figure, (Some(ours), ""), Some((6.0, "4k".into())), &None).figure
         };
         assert_eq!((ratio(time, 3.0), ratio(rate, 3.0)), (Some(2.0), Some(0.5)));
-        let failed = judge("sort", time, (None, "why"), Some((6.0, "4k".into())), &None);
-        assert!(!all_good(std::slice::from_ref(&failed)) && failed.note == "why");
+        let failure = judge("sort", time, (None, "why"), Some((6.0, "4k".into())), &None);
+        assert!(!all_good(std::slice::from_ref(&failure)) && failure.note == "why");
         assert!(all_good(&[judge("sort", time, (Some(1.0), ""), None, &Some("no root".into()))]));
     }
 
     #[test]
     fn runs_with_other_output_or_failure_are_reported() {
-        let done = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
+        let result_of = |output| Ok(Done { figures: vec![1.0, 2.0], output, peak_bytes: 0 });
         let mut runs = Runs::default();
-        runs.add(done(7), 7);
+        runs.add(result_of(7), 7);
         assert_eq!((runs.median(1), runs.note.as_str()), (Some(2.0), ""));
-        runs.add(done(8), 7);
+        runs.add(result_of(8), 7);
         assert!(runs.note == WRONG && runs.figures[0].len() == 1);
         // A later run that is right, or fails, doesn't hide the wrong result.
-        runs.add(done(7), 7);
+        runs.add(result_of(7), 7);
         runs.add(Err(anyhow::anyhow!("killed")), 7);
-        assert!(runs.has_failed(Peer::Memfold(&[])) && runs.has_failed(Peer::Zram(FolioKib(4))));
-        let mut broken = Runs::default();
-        broken.add(Err(anyhow::anyhow!("killed")), 7);
         assert!(
-            broken.has_failed(Peer::Memfold(&[])) && !broken.has_failed(Peer::Zram(FolioKib(4)))
+            runs.has_failed(AppPeer::Memfold(&[])) && runs.has_failed(AppPeer::Zram(FolioKib(4)))
+        );
+        let mut runs = Runs::default();
+        runs.add(Err(anyhow::anyhow!("killed")), 7);
+        assert!(
+            runs.has_failed(AppPeer::Memfold(&[])) && !runs.has_failed(AppPeer::Zram(FolioKib(4)))
         );
     }
 }

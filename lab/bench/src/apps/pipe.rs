@@ -104,14 +104,14 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let server = std::thread::spawn(move || {
             let serve = |mut stream: UnixStream| {
-                let (mut seen, mut byte) = (Vec::new(), [0]);
+                let (mut values, mut byte) = (Vec::new(), [0]);
                 while stream.read(&mut byte).is_ok_and(|len| len == 1) {
-                    seen.push(byte[0]);
+                    values.push(byte[0]);
                     if stream.write_all(if byte[0] == 200 { b"no" } else { b"ok" }).is_err() {
                         break;
                     }
                 }
-                seen
+                values
             };
             let threads: Vec<_> = (0..8)
                 .map(|_| listener.accept().unwrap().0)
@@ -120,11 +120,11 @@ mod tests {
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<u8>>()
         });
         assert!(pipeline(&path, 150, b"ok", |number, out| out.push(number as u8)).unwrap() > 0.0);
-        let wrong = pipeline(&path, 4, b"ok", |number, out| out.push(197 + number as u8));
+        let outcome = pipeline(&path, 4, b"ok", |number, out| out.push(197 + number as u8));
         std::fs::remove_file(&path).unwrap();
-        let mut seen = server.join().unwrap();
-        seen.sort_unstable();
-        assert_eq!(seen[..150], (0..150).collect::<Vec<u8>>());
-        assert!(wrong.is_err_and(|error| error.to_string().contains("no")));
+        let mut values = server.join().unwrap();
+        values.sort_unstable();
+        assert_eq!(values[..150], (0..150).collect::<Vec<u8>>());
+        assert!(outcome.is_err_and(|error| error.to_string().contains("no")));
     }
 }

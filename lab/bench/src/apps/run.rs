@@ -26,11 +26,11 @@ pub enum Work {
     /// A command that does its work and ends. Its only figure is its time in seconds.
     Job(Vec<String>),
     /// A server, and its clients.
-    Server(Server),
+    Server(ServerProgram),
 }
 
 /// A server on a socket in the file system.
-pub struct Server {
+pub struct ServerProgram {
     /// The command. It runs in the foreground, and ends with status 0 on SIGTERM.
     pub command: Vec<String>,
     /// The socket that it listens on.
@@ -40,10 +40,10 @@ pub struct Server {
 }
 
 /// Clients of a server. They get its socket, and return what they measured.
-pub type Clients = Box<dyn Fn(&Path) -> anyhow::Result<Load>>;
+pub type Clients = Box<dyn Fn(&Path) -> anyhow::Result<ClientLoad>>;
 
 /// The results of the clients.
-pub struct Load {
+pub struct ClientLoad {
     /// Figures, in the order of the program's list.
     pub figures: Vec<f64>,
     /// The data that they read, which must be the same in each run.
@@ -52,7 +52,7 @@ pub struct Load {
 
 /// What limits a program's memory, if anything.
 #[derive(Copy, Clone, PartialEq)]
-pub enum Peer<'a> {
+pub enum AppPeer<'a> {
     /// No limit.
     Plain,
     /// `memfold run` with these flags.
@@ -61,13 +61,13 @@ pub enum Peer<'a> {
     Zram(FolioKib),
 }
 
-impl Peer<'_> {
+impl AppPeer<'_> {
     /// The name in reports.
     pub fn name(self) -> String {
         match self {
-            Peer::Plain => "no limit".into(),
-            Peer::Memfold(_) => "memfold-run".into(),
-            Peer::Zram(folio) => format!("zram:lz4:{}", folio.name()),
+            AppPeer::Plain => "no limit".into(),
+            AppPeer::Memfold(_) => "memfold-run".into(),
+            AppPeer::Zram(folio) => format!("zram:lz4:{}", folio.name()),
         }
     }
 }
@@ -85,15 +85,15 @@ pub struct Done {
 /// Runs the work to its end. `limit_bytes` and `data_bytes`, the amount to swap, are used only for
 /// Zram.
 pub fn run_with(
-    peer: Peer,
+    peer: AppPeer,
     work: &Work,
     limit_bytes: u64,
     data_bytes: u64,
 ) -> anyhow::Result<Done> {
-    let Peer::Zram(folio) = peer else { return run(peer, work, |_| Ok(())) };
-    let done = run_on_zram(folio, work, limit_bytes, data_bytes);
+    let AppPeer::Zram(folio) = peer else { return run(peer, work, |_| Ok(())) };
+    let outcome = run_on_zram(folio, work, limit_bytes, data_bytes);
     guard::restore();
-    done
+    outcome
 }
 
 fn run_on_zram(
@@ -111,20 +111,20 @@ fn run_on_zram(
     let cgroup =
         guard::change(|journal| Cgroup::create(journal, &Hierarchy::find()?, charged_bytes))?;
     let _current = cgroup.keep_current();
-    let done = run(Peer::Zram(folio), work, |pid| guard::change(|_| cgroup.add(pid)));
-    match done {
+    let outcome = run(AppPeer::Zram(folio), work, |pid| guard::change(|_| cgroup.add(pid)));
+    match outcome {
         Err(error) if cgroup.oom_kills() > 0 => {
             bail!("out of memory in its cgroup, killed by the kernel ({error:#})")
         }
-        done => done,
+        outcome => outcome,
     }
 }
 
 /// Returns a shell command that waits for a line and then executes the program.
-fn waiting(peer: Peer, program: &[String]) -> anyhow::Result<Command> {
+fn waiting(peer: AppPeer, program: &[String]) -> anyhow::Result<Command> {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "read -r go && exec \"$@\" </dev/null", "sh"]);
-    if let Peer::Memfold(flags) = peer {
+    if let AppPeer::Memfold(flags) = peer {
         command.arg(memfold()?).arg("run").args(flags).arg("--");
     }
     command.args(program).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -133,16 +133,16 @@ fn waiting(peer: Peer, program: &[String]) -> anyhow::Result<Command> {
 
 /// Runs a command. `before` gets the process before it executes the program.
 fn run(
-    peer: Peer,
+    peer: AppPeer,
     work: &Work,
     before: impl FnOnce(i32) -> anyhow::Result<()>,
 ) -> anyhow::Result<Done> {
-    let (Work::Job(program) | Work::Server(Server { command: program, .. })) = work;
+    let (Work::Job(program) | Work::Server(ServerProgram { command: program, .. })) = work;
     if let Work::Server(server) = work {
         let _ = fs::remove_file(&server.socket);
     }
     let mut child = guard::spawn(&mut waiting(peer, program)?).context("starting /bin/sh")?;
-    let done = before(child.id() as i32).and_then(|()| {
+    let outcome = before(child.id() as i32).and_then(|()| {
         let pipes = Pipes::of(&mut child)?;
         match work {
             Work::Job(_) => follow(&mut child, pipes),
@@ -150,7 +150,7 @@ fn run(
         }
     });
     guard::end_child(child)?;
-    done
+    outcome
 }
 
 /// Both outputs of a child, read by threads.
@@ -210,7 +210,7 @@ fn follow(child: &mut Child, pipes: Pipes) -> anyhow::Result<Done> {
     Ok(Done { figures: vec![seconds], output, peak_bytes })
 }
 
-fn serve(child: &mut Child, pipes: Pipes, server: &Server) -> anyhow::Result<Done> {
+fn serve(child: &mut Child, pipes: Pipes, server: &ServerProgram) -> anyhow::Result<Done> {
     while UnixStream::connect(&server.socket).is_err() {
         if let Some(status) = child.try_wait()? {
             pipes.judge(status)?;
@@ -251,21 +251,21 @@ pub fn client(program: &[&str]) -> anyhow::Result<String> {
     command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =
         guard::spawn(&mut command).with_context(|| format!("starting {}", program[0]))?;
-    let done = finish(&mut child).with_context(|| program[0].to_string());
+    let outcome = finish(&mut child).with_context(|| program[0].to_string());
     guard::end_child(child)?;
-    done
+    outcome
 }
 
 fn finish(child: &mut Child) -> anyhow::Result<String> {
     let (mut output, mut errors) =
         (child.stdout.take().context("no pipe")?, child.stderr.take().context("no pipe")?);
-    let read = |pipe: &mut dyn Read| {
+    let read_pipe = |pipe: &mut dyn Read| {
         let mut bytes = Vec::new();
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    let complaints = std::thread::spawn(move || read(&mut errors));
-    let text = std::thread::spawn(move || read(&mut output));
+    let complaints = std::thread::spawn(move || read_pipe(&mut errors));
+    let text = std::thread::spawn(move || read_pipe(&mut output));
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -302,23 +302,26 @@ mod tests {
 
     #[test]
     fn run_reports_time_output_and_failure() {
-        let done = run_with(Peer::Plain, &job("sleep 0.05; echo right"), 0, 0).unwrap();
-        assert!(done.figures[0] >= 0.05 && done.output == hash(b"right\n") && done.peak_bytes > 0);
-        let failed = run_with(Peer::Plain, &job("echo why >&2; exit 3"), 0, 0);
-        assert!(failed.err().is_some_and(|error| error.to_string().contains("why")));
+        let result = run_with(AppPeer::Plain, &job("sleep 0.05; echo right"), 0, 0).unwrap();
+        assert!(
+            result.figures[0] >= 0.05 && result.output == hash(b"right\n") && result.peak_bytes > 0
+        );
+        let outcome = run_with(AppPeer::Plain, &job("echo why >&2; exit 3"), 0, 0);
+        assert!(outcome.err().is_some_and(|error| error.to_string().contains("why")));
     }
 
     #[test]
     fn early_server_exit_and_client_failure_are_reported() {
         let server = |script: &str| {
-            Work::Server(Server {
+            Work::Server(ServerProgram {
                 command: ["/bin/sh", "-c", script].map(String::from).into(),
                 socket: "/nonexistent/socket".into(),
                 load: Box::new(|_| bail!("never reached")),
             })
         };
-        let text =
-            |script: &str| run_with(Peer::Plain, &server(script), 0, 0).err().unwrap().to_string();
+        let text = |script: &str| {
+            run_with(AppPeer::Plain, &server(script), 0, 0).err().unwrap().to_string()
+        };
         assert!(text("echo no such database >&2; exit 1").contains("no such database"));
         assert!(text("exit 0").contains("before it listened"));
         assert_eq!(client(&["/bin/echo", "text"]).unwrap(), "text\n");

@@ -1,7 +1,7 @@
 //! Servers with more data than their memory limit, and their clients: MariaDB, memcached, redis.
 
 use crate::apps::pipe::{ask, connect, pipeline};
-use crate::apps::run::{Done, Load, Peer, Server, Work, client, run_with};
+use crate::apps::run::{AppPeer, ClientLoad, Done, ServerProgram, Work, client, run_with};
 use crate::corpus::parts::json_text;
 use crate::host::program::find;
 use anyhow::{Context, bail};
@@ -77,9 +77,9 @@ pub fn memcached(directory: &Path, keys: u64) -> anyhow::Result<Work> {
                 bail!("memcached has another value for key {key}");
             }
         }
-        Ok(Load { figures: vec![fill, over], answers: String::new() })
+        Ok(ClientLoad { figures: vec![fill, over], answers: String::new() })
     };
-    Ok(Work::Server(Server {
+    Ok(Work::Server(ServerProgram {
         command: command.map(String::from).into(),
         socket,
         load: Box::new(load),
@@ -110,10 +110,10 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         pipeline(socket, keys, b"+OK\r\n", |i, out| set("key", i, out))?;
         pipeline(socket, 1000, b"+OK\r\n", |i, out| set("check", i, out))?;
         let bench = |test: &str| -> anyhow::Result<f64> {
-            let told = client(&[
+            let answer = client(&[
                 &bench, "-s", &path, "-t", test, "-r", &range, "-n", &range, "-d", "1000", "--csv",
             ])?;
-            csv_figure(&told, test).with_context(|| format!("redis-benchmark said {told:?}"))
+            csv_figure(&answer, test).with_context(|| format!("redis-benchmark said {answer:?}"))
         };
         let (set, get) = (bench("set")?, bench("get")?);
         let mut stream = connect(socket)?;
@@ -134,17 +134,17 @@ pub fn redis(directory: &Path, keys: u64) -> anyhow::Result<Work> {
         }
         let size = ask(&mut stream, b"DBSIZE\r\n", 2, b"\r\n")?;
         let answers = String::from_utf8_lossy(&size).into_owned();
-        Ok(Load { figures: vec![set, get, seconds], answers })
+        Ok(ClientLoad { figures: vec![set, get, seconds], answers })
     };
-    Ok(Work::Server(Server { command, socket, load: Box::new(load) }))
+    Ok(Work::Server(ServerProgram { command, socket, load: Box::new(load) }))
 }
 
 /// Makes redis write a snapshot in a forked child, and returns the time in seconds.
 fn snapshot(stream: &mut std::os::unix::net::UnixStream) -> anyhow::Result<f64> {
     let start = Instant::now();
-    let told = ask(stream, b"BGSAVE\r\n", 2, b"\r\n")?;
-    if !told.starts_with(b"+Background saving started") {
-        bail!("redis does not save: {}", String::from_utf8_lossy(&told));
+    let answer = ask(stream, b"BGSAVE\r\n", 2, b"\r\n")?;
+    if !answer.starts_with(b"+Background saving started") {
+        bail!("redis does not save: {}", String::from_utf8_lossy(&answer));
     }
     loop {
         let about = ask(stream, b"INFO persistence\r\n", 4, b"\r\n\r\n")?;
@@ -220,23 +220,25 @@ pub fn mariadb(directory: &Path, rows: u64, seconds: u32) -> anyhow::Result<Work
     let prepare = move |_: &Path| {
         create("create database sbtest")?;
         fill(&["prepare"])?;
-        Ok(Load { figures: Vec::new(), answers: String::new() })
+        Ok(ClientLoad { figures: Vec::new(), answers: String::new() })
     };
-    let once = Server { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
+    let server =
+        ServerProgram { command: command.clone(), socket: socket.clone(), load: Box::new(prepare) };
     let _: Done =
-        run_with(Peer::Plain, &Work::Server(once), 0, 0).context("making the database")?;
+        run_with(AppPeer::Plain, &Work::Server(server), 0, 0).context("making the database")?;
     let load = move |_: &Path| {
         let check = "checksum table sbtest.sbtest1; select count(*), sum(k) from sbtest.sbtest1 force index(k_1)";
         let before = query(check)?;
-        let told =
+        let answer =
             sysbench(&["--threads=4", "--percentile=99", &format!("--time={seconds}"), "run"])?;
-        let figures = sysbench_figures(&told).with_context(|| format!("sysbench said {told:?}"))?;
+        let figures =
+            sysbench_figures(&answer).with_context(|| format!("sysbench said {answer:?}"))?;
         if query(check)? != before {
             bail!("the table is not what it was");
         }
-        Ok(Load { figures, answers: before })
+        Ok(ClientLoad { figures, answers: before })
     };
-    Ok(Work::Server(Server { command, socket, load: Box::new(load) }))
+    Ok(Work::Server(ServerProgram { command, socket, load: Box::new(load) }))
 }
 
 /// Transactions per second, and the 99th percentile in milliseconds.
@@ -256,8 +258,8 @@ mod tests {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"81234.50\",\"0.3\"\n";
         assert_eq!(csv_figure(csv, "set"), Some(81234.5));
         assert_eq!(csv_figure(csv, "get"), None);
-        let told = "    transactions:                        16692  (3337.30 per sec.)\n         99th percentile:                        1.50\n";
-        assert_eq!(sysbench_figures(told), Some(vec![3337.3, 1.5]));
+        let text = "    transactions:                        16692  (3337.30 per sec.)\n         99th percentile:                        1.50\n";
+        assert_eq!(sysbench_figures(text), Some(vec![3337.3, 1.5]));
         assert_eq!(sysbench_figures("FATAL: no server"), None);
     }
 

@@ -56,14 +56,14 @@ impl Latency {
     /// Returns points of the distribution: a value in microseconds, and the share of measurements
     /// that don't exceed it.
     pub fn cdf(&self) -> Vec<(f64, f64)> {
-        let mut seen = 0;
+        let mut sum = 0;
         let mut points = Vec::new();
         for (index, &count) in self.counts.iter().enumerate() {
-            seen += count;
+            sum += count;
             if count > 0 {
                 points.push((
                     upper(index).min(self.max_ns) as f64 / 1e3,
-                    seen as f64 / self.count as f64,
+                    sum as f64 / self.count as f64,
                 ));
             }
         }
@@ -72,11 +72,11 @@ impl Latency {
 
     /// Returns the value in microseconds that `share` (0..=1) of the measurements don't exceed.
     pub fn quantile_us(&self, share: f64) -> f64 {
-        let wanted = (share * self.count as f64).ceil() as u64;
-        let mut seen = 0;
+        let rank = (share * self.count as f64).ceil() as u64;
+        let mut sum = 0;
         for (index, count) in self.counts.iter().enumerate() {
-            seen += count;
-            if seen >= wanted && *count > 0 {
+            sum += count;
+            if sum >= rank && *count > 0 {
                 return (upper(index).min(self.max_ns)) as f64 / 1e3;
             }
         }

@@ -47,9 +47,9 @@ mod tests {
             (0, 1, 0)
         );
         assert_eq!(status(false, true, true), 1);
-        let written: Vec<u8> =
+        let record: Vec<u8> =
             serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         std::fs::remove_file(path).unwrap();
-        assert_eq!(written, [1, 2]);
+        assert_eq!(record, [1, 2]);
     }
 }

@@ -85,13 +85,13 @@ pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
     let share = bytes as usize / 4 / PAGE * PAGE;
     let last = bytes as usize / PAGE * PAGE - 3 * share;
     let (libraries, files) = parts::libraries(share)?;
-    let named = [
+    let parts = [
         (format!("shared libraries ({files} files)"), libraries),
         ("pickled Python heap".into(), parts::pickled_heap(share)?),
         ("JSON lines".into(), parts::json_text(share, 0x4a53)),
         ("f64 and f32 arrays".into(), parts::floats(last, 0xf10a)),
     ];
-    let whole = interleave(&named.each_ref().map(|(_, part)| part.as_slice()));
+    let whole = interleave(&parts.each_ref().map(|(_, part)| part.as_slice()));
     write_whole(path, &whole).with_context(|| format!("corpus {}", path.display()))?;
 
     let mut lines = vec![format!(
@@ -100,7 +100,7 @@ pub fn build(path: &Path, bytes: u64) -> anyhow::Result<Vec<String>> {
         show_size(whole.len() as u64),
         hash(&whole)
     )];
-    for (name, part) in &named {
+    for (name, part) in &parts {
         lines.push(format!(
             "  {:>9} {name}, xxh3 {:016x}",
             show_size(part.len() as u64),
@@ -142,11 +142,11 @@ fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}.part", std::process::id()));
     let part = PathBuf::from(part);
-    let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, path));
-    if written.is_err() {
+    let outcome = fs::write(&part, bytes).and_then(|()| fs::rename(&part, path));
+    if outcome.is_err() {
         let _ = fs::remove_file(&part);
     }
-    Ok(written?)
+    Ok(outcome?)
 }
 
 #[cfg(test)]

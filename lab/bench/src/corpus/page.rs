@@ -114,9 +114,9 @@ impl<'c> Pages<'c> {
             return;
         }
         for (word, expected) in expected.iter().enumerate() {
-            let wrong = self.get(i, word) ^ expected;
+            let difference = self.get(i, word) ^ expected;
             self.bytes_wrong +=
-                wrong.to_le_bytes().iter().filter(|&&byte| byte != 0).count() as u64;
+                difference.to_le_bytes().iter().filter(|&&byte| byte != 0).count() as u64;
         }
     }
 

@@ -15,29 +15,29 @@ const LIBRARY_SHARES: usize = 8;
 /// Returns `bytes` of this machine's shared libraries, largest first (by name where equal), and the
 /// number of files used.
 pub fn libraries(bytes: usize) -> anyhow::Result<(Vec<u8>, usize)> {
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     for root in ["/usr/lib", "/lib", "/usr/lib64", "/lib64", "/usr/local/lib"] {
         if let Ok(root) = fs::canonicalize(root) {
-            find_libraries(&root, 0, &mut found);
+            find_libraries(&root, 0, &mut paths);
         }
     }
-    found.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
-    found.dedup();
+    paths.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    paths.dedup();
     let mut part = Vec::with_capacity(bytes);
     let mut files = 0;
-    for (_, path) in &found {
-        let wanted = (bytes / LIBRARY_SHARES).min(bytes - part.len());
+    for (_, path) in &paths {
+        let count = (bytes / LIBRARY_SHARES).min(bytes - part.len());
         let Ok(file) = fs::File::open(path) else { continue };
-        if file.take(wanted as u64).read_to_end(&mut part).is_ok() {
+        if file.take(count as u64).read_to_end(&mut part).is_ok() {
             files += 1;
         }
         if part.len() >= bytes {
             return Ok((part, files));
         }
     }
-    let found = part.len();
+    let len = part.len();
     Err(Refusal::Corpus(format!(
-        "only {found} bytes of shared libraries found on this machine, needs {bytes}"
+        "only {len} bytes of shared libraries found on this machine, needs {bytes}"
     ))
     .into())
 }

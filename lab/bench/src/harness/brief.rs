@@ -25,7 +25,7 @@ pub struct BriefArgs {
 }
 
 /// The results of a benchmark: rows, and a named list of raw figures.
-pub struct Found {
+pub struct BriefFindings {
     /// The rows.
     pub rows: Vec<StoreRow>,
     /// The name of the list.
@@ -39,13 +39,13 @@ pub struct Found {
 pub fn brief(
     name: &str,
     args: &BriefArgs,
-    measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<Found>,
+    measure: impl FnOnce(&CorpusFile, &Path, bool) -> anyhow::Result<BriefFindings>,
 ) -> anyhow::Result<i32> {
     guard::install()?;
     let path = args.corpus.find()?;
     let corpus = CorpusFile::open(&path)?;
-    let found = measure(&corpus, &path, args.quick)?;
-    let mut report = Report::new(BTreeMap::from([(found.name, found.raw)]));
-    report.rows = found.rows;
+    let findings = measure(&corpus, &path, args.quick)?;
+    let mut report = Report::new(BTreeMap::from([(findings.name, findings.raw)]));
+    report.rows = findings.rows;
     report.finish(&args.output, name, ("", &format!("corpus: {}\n", path.display())), false)
 }

@@ -101,20 +101,20 @@ impl FileRun<'_> {
         let cgroup = guard::change(|journal| Cgroup::create(journal, &hierarchy, limit_bytes))?;
         let _current = cgroup.keep_current();
         let before = self.folio.counters();
-        let mut zswapped = 0;
+        let mut most_bytes = 0;
         let mut result = run(peer, command, silence_max, |message| {
             match message {
                 Message::Ready { pid } => guard::change(|_| cgroup.add(*pid))?,
-                Message::Phase(_) => zswapped = zswap_bytes().max(zswapped),
+                Message::Phase(_) => most_bytes = zswap_bytes().max(most_bytes),
                 Message::Done { .. } => {}
             }
             Ok(())
         })?;
-        let used = self.folio.counters().since(&before);
+        let counters = self.folio.counters().since(&before);
         let figures = [
-            ("pages_swapped_out", used.swapped_out),
-            ("pages_swapped_in", used.swapped_in),
-            ("zswap_bytes", zswapped),
+            ("pages_swapped_out", counters.swapped_out),
+            ("pages_swapped_in", counters.swapped_in),
+            ("zswap_bytes", most_bytes),
             ("cgroup_bytes_max", cgroup.peak_bytes().unwrap_or(0)),
             ("oom_kills", cgroup.oom_kills()),
         ];
@@ -152,8 +152,8 @@ fn zswap_on(journal: &mut Journal, codec: &str, percent: u64) -> anyhow::Result<
     journal.set(&path("compressor"), codec)?;
     journal.set(&path("shrinker_enabled"), "N")?;
     journal.set(&path("enabled"), "Y")?;
-    let taken = current_value(&path("compressor"))?;
-    anyhow::ensure!(taken == codec, "zswap took {taken} in place of {codec}");
+    let compressor = current_value(&path("compressor"))?;
+    anyhow::ensure!(compressor == codec, "zswap took {compressor} in place of {codec}");
     Ok(())
 }
 

@@ -66,8 +66,11 @@ mod tests {
         }
         let mut report = Report::<_>::new(Found { dir: "/tmp" });
         report.rows.push(StoreRow::plain("a", 1.0, "b".into()));
-        let written = serde_json::to_value(&report).unwrap();
-        assert_eq!((&written["dir"], &written["rows"][0]["label"]), (&json!("/tmp"), &json!("a")));
-        assert!(written["machine"]["kernel"].is_string() && written["command"].is_string());
+        let json_report = serde_json::to_value(&report).unwrap();
+        assert_eq!(
+            (&json_report["dir"], &json_report["rows"][0]["label"]),
+            (&json!("/tmp"), &json!("a"))
+        );
+        assert!(json_report["machine"]["kernel"].is_string() && json_report["command"].is_string());
     }
 }

@@ -103,10 +103,10 @@ fn follow(
     result: &mut RunResult,
     on_message: impl FnMut(&Message) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let talked = talk(&mut child, silence_max, result, on_message);
+    let outcome = talk(&mut child, silence_max, result, on_message);
     // A child that has sent all messages, or closed the pipe, ends without help. Any other child is
     // killed.
-    let patience = if talked.is_ok() { silence_max } else { Duration::from_secs(1) };
+    let patience = if outcome.is_ok() { silence_max } else { Duration::from_secs(1) };
     let start = Instant::now();
     let mut status = child.try_wait()?;
     while status.is_none() && start.elapsed() < patience {
@@ -114,7 +114,7 @@ fn follow(
         status = child.try_wait()?;
     }
     guard::end_child(child)?;
-    match (talked, status) {
+    match (outcome, status) {
         (Ok(()), Some(status)) if status.success() => Ok(()),
         (Ok(()), Some(status)) => bail!("ended with {status}"),
         (Ok(()), None) => {

@@ -68,16 +68,16 @@ impl ZramRun<'_> {
                 Message::Ready { pid } => guard::change(|_| cgroup.add(*pid))?,
                 Message::Phase(_) => {}
                 Message::Done { .. } => {
-                    let (bytes, used) = (zram.bytes()?, self.folio.counters().since(&before));
+                    let (bytes, counters) = (zram.bytes()?, self.folio.counters().since(&before));
                     figures = vec![
                         ("stored_bytes", bytes.original),
                         ("compressed_bytes", bytes.compressed),
                         ("pool_bytes", bytes.held_max),
-                        ("pages_swapped_out", used.swapped_out),
-                        ("pages_swapped_in", used.swapped_in),
-                        ("pages_out_in_folios", used.large_out),
-                        ("pages_in_in_folios", used.large_in),
-                        ("pages_allocated_in_folios", used.large_alloc),
+                        ("pages_swapped_out", counters.swapped_out),
+                        ("pages_swapped_in", counters.swapped_in),
+                        ("pages_out_in_folios", counters.large_out),
+                        ("pages_in_in_folios", counters.large_in),
+                        ("pages_allocated_in_folios", counters.large_alloc),
                         ("cgroup_limit_bytes", limit_bytes),
                         ("cgroup_bytes_max", cgroup.peak_bytes().unwrap_or(0)),
                     ];

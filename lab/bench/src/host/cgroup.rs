@@ -76,9 +76,9 @@ impl Cgroup {
     /// `memory.stat` also updates them.
     pub fn keep_current(&self) -> Current {
         let (stop, path) = (Arc::new(AtomicBool::new(false)), self.dir.join("memory.stat"));
-        let seen = stop.clone();
+        let stop_of_thread = stop.clone();
         let thread = std::thread::spawn(move || {
-            while !seen.load(Relaxed) {
+            while !stop_of_thread.load(Relaxed) {
                 let _ = fs::read(&path);
                 std::thread::sleep(RENEWAL);
             }
@@ -127,9 +127,9 @@ impl Drop for Current {
 /// Enables the memory controller for children of the root. The undo disables it.
 fn enable_v2_memory(journal: &mut Journal, root: &Path) -> anyhow::Result<()> {
     let path = root.join("cgroup.subtree_control");
-    let enabled =
+    let controllers =
         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    if enabled.split_whitespace().any(|name| name == "memory") {
+    if controllers.split_whitespace().any(|name| name == "memory") {
         return Ok(());
     }
     journal.record(&Undo::Write { path: path.clone(), value: "-memory".into() })?;

@@ -59,9 +59,9 @@ impl FolioKib {
             })
             .unwrap_or_default();
         sizes.sort();
-        let chosen = self.dir().join("enabled");
+        let choice = self.dir().join("enabled");
         for size in &sizes {
-            journal.set(size, if *size == chosen { "always" } else { "never" })?;
+            journal.set(size, if *size == choice { "always" } else { "never" })?;
         }
         Ok(())
     }

@@ -15,14 +15,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 #[derive(Default)]
-struct State {
+struct GuardState {
     journal: Option<Journal>,
     children: Vec<i32>,
     scratch: Option<PathBuf>,
 }
 
-static STATE: Mutex<State> =
-    Mutex::new(State { journal: None, children: Vec::new(), scratch: None });
+static STATE: Mutex<GuardState> =
+    Mutex::new(GuardState { journal: None, children: Vec::new(), scratch: None });
 
 /// The journal's path. The panic hook reads that file, because it can't wait for the lock.
 static JOURNAL_FILE: OnceLock<PathBuf> = OnceLock::new();
@@ -117,16 +117,16 @@ pub fn end_child(mut child: Child) -> std::io::Result<()> {
 
 /// A directory in the system's temporary directory. Dropping it removes it; so does a signal that
 /// ends the process.
-pub struct Scratch(PathBuf);
+pub struct GuardedDirectory(PathBuf);
 
-impl Scratch {
+impl GuardedDirectory {
     /// Makes the directory. At most one exists at a time.
-    pub fn new(name: &str) -> anyhow::Result<Scratch> {
+    pub fn new(name: &str) -> anyhow::Result<GuardedDirectory> {
         let path = std::env::temp_dir().join(format!("memfold-{name}-{}", std::process::id()));
         let mut state = state();
         std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
         state.scratch = Some(path.clone());
-        Ok(Scratch(path))
+        Ok(GuardedDirectory(path))
     }
 
     /// Returns the directory's path.
@@ -135,7 +135,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for GuardedDirectory {
     fn drop(&mut self) {
         let mut state = state();
         let _ = std::fs::remove_dir_all(&self.0);
@@ -150,7 +150,7 @@ pub fn tell(problems: &[String]) {
     }
 }
 
-fn state() -> MutexGuard<'static, State> {
+fn state() -> MutexGuard<'static, GuardState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -166,20 +166,20 @@ fn wait_for_signal(set: &libc::sigset_t) {
     while unsafe { libc::sigwait(set, &mut signal) } != 0 {}
     let mut state = state();
     state.children.iter().for_each(|&child| kill_group(child));
-    let changed = state.journal.is_some();
+    let has_changes = state.journal.is_some();
     let problems = state.journal.take().map_or(Vec::new(), Journal::close);
     tell(&problems);
     if let Some(scratch) = state.scratch.take() {
         // Killed processes may still be closing files.
-        let gone = (0..100).any(|_| {
+        let is_removed = (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             std::fs::remove_dir_all(&scratch).is_ok()
         });
-        if !gone {
+        if !is_removed {
             tell(&[format!("{} is still there", scratch.display())]);
         }
     }
-    if changed && problems.is_empty() {
+    if has_changes && problems.is_empty() {
         eprintln!("memfold bench: interrupted; all kernel settings are restored");
     }
     // The lock is kept, so that no other thread can change anything before the end.
@@ -227,7 +227,7 @@ mod tests {
         change(|journal| journal.set(&setting, "changed")).unwrap();
         let mut child = spawn(Command::new("sleep").arg("600")).unwrap();
         let mut second = spawn(Command::new("sleep").arg("600")).unwrap();
-        let scratch = Scratch::new("guarded").unwrap();
+        let scratch = GuardedDirectory::new("guarded").unwrap();
         fs::write(scratch.path().join("file"), "text").unwrap();
         fs::write(dir.join("scratch"), scratch.path().to_str().unwrap()).unwrap();
         fs::write(dir.join("children"), format!("{} {}", child.id(), second.id())).unwrap();

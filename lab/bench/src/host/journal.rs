@@ -121,9 +121,9 @@ impl Journal {
     /// are returned.
     pub fn undo_all(&mut self) -> Vec<String> {
         let mut text = String::new();
-        let read =
+        let outcome =
             self.file.seek(SeekFrom::Start(0)).and_then(|_| self.file.read_to_string(&mut text));
-        let mut problems = match read {
+        let mut problems = match outcome {
             Ok(_) => replay(&text),
             Err(error) => vec![format!("can't read {}: {error}", self.path.display())],
         };
@@ -168,8 +168,8 @@ pub fn replay(text: &str) -> Vec<String> {
 /// brackets.
 pub fn current_value(path: &Path) -> std::io::Result<String> {
     let text = fs::read_to_string(path)?;
-    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    Ok(chosen.map_or(text.trim(), |(value, _)| value).to_string())
+    let choice = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    Ok(choice.map_or(text.trim(), |(value, _)| value).to_string())
 }
 
 fn apply(undo: &Undo) -> std::io::Result<()> {
@@ -325,7 +325,7 @@ mod tests {
         let whole =
             serde_json::to_string(&Undo::Write { path: setting.clone(), value: "old".into() })
                 .unwrap();
-        let gone =
+        let undo =
             serde_json::to_string(&Undo::Write { path: dir.0.join("x/y"), value: "old".into() })
                 .unwrap();
         let off =
@@ -333,7 +333,7 @@ mod tests {
         let cgroup = dir.0.join("memfold-bench-77");
         fs::create_dir(&cgroup).unwrap();
         let group = serde_json::to_string(&Undo::RemoveCgroup { dir: cgroup.clone() }).unwrap();
-        let text = format!("{whole}\n{gone}\n{off}\n{group}\n{}", &whole[..whole.len() / 2]);
+        let text = format!("{whole}\n{undo}\n{off}\n{group}\n{}", &whole[..whole.len() / 2]);
         assert_eq!(replay(&text), Vec::<String>::new());
         assert_eq!(fs::read_to_string(&setting).unwrap(), "old");
         assert!(!cgroup.exists());

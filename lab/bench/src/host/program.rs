@@ -9,9 +9,9 @@ pub const THIS: &str = "/proc/self/exe";
 
 /// Returns the path of a program, or a refusal that names its package.
 pub fn find(name: &str, package: &str) -> Result<String, Refusal> {
-    let missing =
+    let refusal =
         || Refusal::Machine(format!("{name} is not installed: apt-get install {package}"));
-    in_path(name).and_then(|path| path.to_str().map(String::from)).ok_or_else(missing)
+    in_path(name).and_then(|path| path.to_str().map(String::from)).ok_or_else(refusal)
 }
 
 /// Returns the `memfold` beside this program, or else the one in PATH.
@@ -19,8 +19,8 @@ pub fn find(name: &str, package: &str) -> Result<String, Refusal> {
 /// # Errors
 /// If there is none. The message tells how to build it.
 pub fn memfold() -> Result<PathBuf, Refusal> {
-    let beside = std::env::current_exe().ok().map(|this| this.with_file_name("memfold"));
-    beside.filter(|path| path.is_file()).or_else(|| in_path("memfold")).ok_or_else(|| {
+    let sibling = std::env::current_exe().ok().map(|this| this.with_file_name("memfold"));
+    sibling.filter(|path| path.is_file()).or_else(|| in_path("memfold")).ok_or_else(|| {
         let how = "cargo build --release -p memfold-cli -p memfold-preload";
         Refusal::Machine(format!("no memfold beside memfold-bench, nor in PATH: {how}"))
     })

@@ -37,16 +37,16 @@ impl Zram {
         if unsafe { libc::geteuid() } != 0 {
             return refuse("--vs zram needs root: it changes swap, cgroups and folio sizes (and restores them)".into());
         }
-        let Ok(offered) = fs::read_to_string("/sys/block/zram0/comp_algorithm") else {
+        let Ok(codecs) = fs::read_to_string("/sys/block/zram0/comp_algorithm") else {
             if Path::new(HOT_ADD).exists() {
                 return Ok(());
             }
             return refuse("this kernel has no zram (CONFIG_ZRAM, or modprobe zram)".into());
         };
-        if !offered.split_whitespace().any(|name| name.trim_matches(['[', ']']) == codec) {
+        if !codecs.split_whitespace().any(|name| name.trim_matches(['[', ']']) == codec) {
             return refuse(format!(
                 "this kernel's zram has no codec '{codec}', only: {}",
-                offered.trim()
+                codecs.trim()
             ));
         }
         Ok(())
@@ -161,8 +161,16 @@ mod tests {
     fn mm_stat_parses() {
         let text = " 805306368 395311874 402178048        0 403000000     4096        0        7       11\n";
         let bytes = parse_mm_stat(text).unwrap();
-        let (original, compressed) = (805306368, 395311874);
-        assert_eq!(bytes, ZramBytes { original, compressed, held: 402178048, held_max: 403000000 });
+        let (original, compressed_bytes) = (805306368, 395311874);
+        assert_eq!(
+            bytes,
+            ZramBytes {
+                original,
+                compressed: compressed_bytes,
+                held: 402178048,
+                held_max: 403000000
+            }
+        );
         assert_eq!(parse_mm_stat("1 2"), None);
     }
 }

@@ -24,10 +24,10 @@ impl BenchGroup {
     }
 
     fn ask(&self, arguments: &[&str]) -> anyhow::Result<Vec<u8>> {
-        let done =
+        let output =
             Command::new(memfold()?).args(arguments).args(["--group", &self.name]).output()?;
-        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        Ok(done.stdout)
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(output.stdout)
     }
 
     /// Returns the memory that all runs hold now, in bytes.
@@ -75,10 +75,10 @@ pub fn measure(programs: &ServerPrograms, plan: &GroupPlan) -> anyhow::Result<Wo
             }
             anyhow::Ok(())
         });
-        let done = wake_all(programs, plan, &group);
+        let outcome = wake_all(programs, plan, &group);
         is_over.store(true, Relaxed);
         watch.join().expect("it does not panic")?;
-        let mut figures = done?;
+        let mut figures = outcome?;
         figures.peak_held_bytes = peak.load(Relaxed);
         Ok(figures)
     })

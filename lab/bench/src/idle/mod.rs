@@ -49,13 +49,13 @@ struct ServerFigures {
 }
 
 #[derive(Default, Serialize)]
-struct Found {
+struct IdleFindings {
     servers: Vec<ServerFigures>,
     group: Option<WokenServers>,
     phases: Option<PhaseFigures>,
 }
 
-struct Plan {
+struct IdlePlan {
     mib: u64,
     idle_seconds: u64,
     /// Wait after the last request, seconds.
@@ -68,18 +68,18 @@ struct Plan {
 pub fn idle(args: IdleArgs) -> anyhow::Result<i32> {
     guard::install()?;
     let plan = match args.quick {
-        true => Plan { mib: 100, idle_seconds: 2, wait: 8, runs: 1 },
-        false => Plan { mib: 350, idle_seconds: 10, wait: 40, runs: args.runs },
+        true => IdlePlan { mib: 100, idle_seconds: 2, wait: 8, runs: 1 },
+        false => IdlePlan { mib: 350, idle_seconds: 10, wait: 40, runs: args.runs },
     };
     let programs = ServerPrograms::write()?;
-    let (mut found, mut rows) = (Found::default(), Vec::new());
+    let (mut findings, mut rows) = (IdleFindings::default(), Vec::new());
     for language in Language::ALL {
         let all: anyhow::Result<Vec<ServerFigures>> =
             (0..plan.runs).map(|_| measure(&programs, language, &plan)).collect();
         match all {
             Ok(all) => {
                 rows.extend(rows_of(&all, args.quick));
-                found.servers.extend(all);
+                findings.servers.extend(all);
             }
             Err(why) => rows.push(StoreRow::not_run(language.name(), "", &format!("{why:#}"))),
         }
@@ -91,17 +91,17 @@ pub fn idle(args: IdleArgs) -> anyhow::Result<i32> {
     match group::measure(&programs, &group) {
         Ok(figures) => {
             rows.extend(group::rows(&figures));
-            found.group = Some(figures);
+            findings.group = Some(figures);
         }
         Err(why) => rows.push(StoreRow::not_run("group", "", &format!("{why:#}"))),
     }
     let phases =
         phases::measure(if args.quick { 64 } else { 300 }, if args.quick { 10 } else { 40 })?;
     rows.extend(phases::rows(&phases));
-    found.phases = Some(phases);
-    let is_wrong = found.servers.iter().any(|server| !server.is_right)
-        || found.group.as_ref().is_some_and(|group| group.wrong_answers > 0);
-    let mut report = Report::new(found);
+    findings.phases = Some(phases);
+    let is_wrong = findings.servers.iter().any(|server| !server.is_right)
+        || findings.group.as_ref().is_some_and(|group| group.wrong_answers > 0);
+    let mut report = Report::new(findings);
     report.rows = rows;
     report.finish(&args.output, "idle", ("", ""), is_wrong)
 }
@@ -110,7 +110,7 @@ pub fn idle(args: IdleArgs) -> anyhow::Result<i32> {
 fn measure(
     programs: &ServerPrograms,
     language: Language,
-    plan: &Plan,
+    plan: &IdlePlan,
 ) -> anyhow::Result<ServerFigures> {
     let wait = Duration::from_secs(plan.wait);
     let warm = |flags: &[&str]| {
@@ -118,10 +118,10 @@ fn measure(
         (0..4).try_for_each(|_| server.request().map(drop))?;
         anyhow::Ok(server)
     };
-    let plain = warm(&[])?;
+    let server = warm(&[])?;
     sleep(wait);
-    let (first_plain_seconds, right) = plain.request()?;
-    drop(plain);
+    let (first_plain_seconds, right) = server.request()?;
+    drop(server);
     let idle = plan.idle_seconds.to_string();
     let server = warm(&["--idle", &idle])?;
     let warm_bytes = server.anonymous_bytes()?;
@@ -154,12 +154,12 @@ fn rows_of(all: &[ServerFigures], is_quick: bool) -> Vec<StoreRow> {
     let back = median(&|one| 100.0 - one.idle_bytes as f64 * 100.0 / one.warm_bytes as f64);
     let memory =
         format!("{:.0} MiB to {:.0}", mib(&|one| one.warm_bytes), mib(&|one| one.idle_bytes));
-    let plain = format!("{:.2} without memfold", median(&|one| one.first_plain_seconds));
+    let note = format!("{:.2} without memfold", median(&|one| one.first_plain_seconds));
     let (cpu, label_of_cpu) =
         (median(&|one| one.idle_cpu_percent), label("CPU of memfold while idle, %"));
     vec![
         StoreRow::at_least(&label("memory given back, %"), back, 80.0, memory),
-        StoreRow::at_most(&label("first request, s"), median(&|one| one.first_seconds), 0.5, plain),
+        StoreRow::at_most(&label("first request, s"), median(&|one| one.first_seconds), 0.5, note),
         match is_quick {
             true => StoreRow::plain(&label_of_cpu, cpu, "it still compresses".to_string()),
             false => StoreRow::at_most(&label_of_cpu, cpu, 0.3, String::new()),

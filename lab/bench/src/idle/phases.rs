@@ -33,22 +33,22 @@ pub fn idle_child(args: &IdleChildArgs) -> i32 {
             *word = if at < WORDS / 4 { random.word() } else { (number + at / 8) as u64 };
         }
     }
-    let mut wrong = 0;
-    for (used, seconds) in [(pages, args.seconds_all), (pages / 10, args.seconds_tenth)] {
+    let mut wrong_pages = 0;
+    for (page_count, seconds) in [(pages, args.seconds_all), (pages / 10, args.seconds_tenth)] {
         let end = Instant::now() + Duration::from_secs(seconds);
         while Instant::now() < end {
             for n in 0..1000 {
-                let page = random.below(used);
+                let page = random.below(page_count);
                 let last = memory[page * WORDS + WORDS - 1];
-                wrong += u64::from(last != (page + (WORDS - 1) / 8) as u64);
+                wrong_pages += u64::from(last != (page + (WORDS - 1) / 8) as u64);
                 if n % CHANGED == 0 {
                     memory[page * WORDS + WORDS / 2] ^= 1;
                 }
             }
         }
-        println!("{}", if used == pages { "a tenth" } else { "end" });
+        println!("{}", if page_count == pages { "a tenth" } else { "end" });
     }
-    i32::from(wrong > 0)
+    i32::from(wrong_pages > 0)
 }
 
 /// What was measured.
@@ -79,8 +79,8 @@ pub fn measure(mib: u64, seconds: u64) -> anyhow::Result<PhaseFigures> {
     let (begin, mut folded_seconds) = (Instant::now(), None);
     while begin.elapsed() < Duration::from_secs(seconds) && folded_seconds.is_none() {
         std::thread::sleep(Duration::from_millis(200));
-        let folded = folded_bytes(child.id()).unwrap_or(0);
-        if folded >= (mib << 20) / 10 * 9 / 10 * 9 {
+        let bytes = folded_bytes(child.id()).unwrap_or(0);
+        if bytes >= (mib << 20) / 10 * 9 / 10 * 9 {
             folded_seconds = Some(begin.elapsed().as_secs_f64());
         }
     }
@@ -93,18 +93,18 @@ pub fn measure(mib: u64, seconds: u64) -> anyhow::Result<PhaseFigures> {
 
 /// Returns the folded memory of a run, in bytes.
 fn folded_bytes(run: u32) -> Option<u64> {
-    let done =
+    let output =
         Command::new(memfold().ok()?).args(["stat", "--json", &run.to_string()]).output().ok()?;
-    let about: Value = serde_json::from_slice(&done.stdout).ok()?;
+    let about: Value = serde_json::from_slice(&output.stdout).ok()?;
     about["processes"].as_array()?.iter().map(|one| one["folded_bytes"].as_u64()).sum()
 }
 
 /// Returns the rows of the report.
 pub fn rows(figures: &PhaseFigures) -> [StoreRow; 2] {
     let label = "phases: time until the unused memory is folded, s";
-    let folded = match figures.folded_seconds {
+    let row = match figures.folded_seconds {
         Some(seconds) => StoreRow::at_most(label, seconds, 20.0, String::new()),
         None => StoreRow::not_run(label, "<= 20", "it was not folded in this time"),
     };
-    [folded, StoreRow::at_most("phases: slowdown, %", figures.slowdown_percent, 2.0, String::new())]
+    [row, StoreRow::at_most("phases: slowdown, %", figures.slowdown_percent, 2.0, String::new())]
 }

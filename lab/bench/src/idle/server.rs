@@ -62,12 +62,12 @@ impl ServerPrograms {
             fs::write(programs.directory.join(name), text)?;
         }
         if let Ok(javac) = find("javac", "default-jdk-headless") {
-            let done = Command::new(javac)
+            let status = Command::new(javac)
                 .args(["-d", "."])
                 .arg("Server.java")
                 .current_dir(&programs.directory)
                 .status()?;
-            ensure!(done.success(), "javac failed");
+            ensure!(status.success(), "javac failed");
         }
         Ok(programs)
     }

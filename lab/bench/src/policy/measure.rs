@@ -33,7 +33,7 @@ pub struct CostsArgs {
 pub fn costs(args: &CostsArgs) -> anyhow::Result<i32> {
     let corpus = CorpusFile::open(&args.corpus.find()?)?;
     let bench = Costs::new(&corpus)?;
-    let alone = bench.all()?;
+    let quiet_costs = bench.all()?;
     let is_over = AtomicBool::new(false);
     let busy = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -46,8 +46,8 @@ pub fn costs(args: &CostsArgs) -> anyhow::Result<i32> {
         busy
     })?;
     let mut rows = vec![["us a page", "alone", "beside a busy thread"].map(String::from).to_vec()];
-    for ((name, alone), (_, busy)) in alone.iter().zip(busy) {
-        rows.push(vec![name.to_string(), format!("{alone:.2}"), format!("{busy:.2}")]);
+    for ((name, quiet_cost), (_, busy)) in quiet_costs.iter().zip(busy) {
+        rows.push(vec![name.to_string(), format!("{quiet_cost:.2}"), format!("{busy:.2}")]);
     }
     print!("{}", layout(&rows));
     Ok(0)
@@ -65,11 +65,11 @@ static SOURCE: AtomicUsize = AtomicUsize::new(0);
 extern "C" fn copy_faulting_page(_: c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes the information of a SIGBUS, which has an address. `UFFD` is that
     // of the `Costs` that touches the page in this thread, and `SOURCE` a page of its corpus.
-    let done = unsafe {
+    let outcome = unsafe {
         let page = (*info).si_addr() as usize & !(PAGE - 1);
         (*UFFD.load(SeqCst)).copy(page, SOURCE.load(SeqCst) as *const u8, PAGE, false)
     };
-    if done.is_err() {
+    if outcome.is_err() {
         std::process::abort();
     }
 }
@@ -83,9 +83,9 @@ struct Costs<'c> {
 
 impl<'c> Costs<'c> {
     fn new(corpus: &'c CorpusFile) -> anyhow::Result<Costs<'c>> {
-        let missing = |error| Refusal::Machine(format!("userfaultfd with moves: {error}"));
+        let refusal = |error| Refusal::Machine(format!("userfaultfd with moves: {error}"));
         let features = feature::SIGBUS | feature::WP | feature::MOVE;
-        let uffd = Box::new(Uffd::open(features, true).map_err(missing)?);
+        let uffd = Box::new(Uffd::open(features, true).map_err(refusal)?);
         let area = PlainArea::new(2 * LEN, false)?;
         // SAFETY: the area is new, and its pages are touched only here.
         unsafe { uffd.register(area.as_ptr() as usize, 2 * LEN, true) }
@@ -94,20 +94,20 @@ impl<'c> Costs<'c> {
     }
 
     /// Returns the address of page `n` in an order that is not that of addresses.
-    fn home(&self, n: usize) -> usize {
+    fn address_of(&self, n: usize) -> usize {
         self.area.as_ptr() as usize + n * 1667 % PAGES * PAGE
     }
 
     fn frame(&self, n: usize) -> usize {
-        self.home(n) + LEN
+        self.address_of(n) + LEN
     }
 
     /// Empties both areas.
     fn clear(&self) {
         // SAFETY: the range is this area's, whose bytes are not needed any more.
-        let done =
+        let result =
             unsafe { libc::madvise(self.area.as_ptr().cast(), 2 * LEN, libc::MADV_DONTNEED) };
-        assert_eq!(done, 0, "a range of anonymous memory is dropped");
+        assert_eq!(result, 0, "a range of anonymous memory is dropped");
     }
 
     fn fill(&self, protected: bool) -> anyhow::Result<()> {
@@ -118,15 +118,15 @@ impl<'c> Costs<'c> {
     }
 
     fn copy(&self, n: usize, protected: bool) -> anyhow::Result<()> {
-        let (home, source) = (self.home(n), self.corpus.page(n as u64));
+        let (target, source) = (self.address_of(n), self.corpus.page(n as u64));
         // SAFETY: the page is this area's, and a page of the corpus is readable.
-        let done = unsafe {
+        let outcome = unsafe {
             match protected {
-                true => self.uffd.copy_protected(home, source, PAGE),
-                false => self.uffd.copy(home, source, PAGE, false),
+                true => self.uffd.copy_protected(target, source, PAGE),
+                false => self.uffd.copy(target, source, PAGE, false),
             }
         };
-        done.map_err(|partial| anyhow::anyhow!("UFFDIO_COPY: {:?}", partial.errno))
+        outcome.map_err(|partial| anyhow::anyhow!("UFFDIO_COPY: {:?}", partial.errno))
     }
 
     /// Returns the median time a page of `step`, which is called for each page after `prepare`.
@@ -149,52 +149,52 @@ impl<'c> Costs<'c> {
     }
 
     fn all(&self) -> anyhow::Result<Vec<(&'static str, f64)>> {
-        let failed = |what: &str, errno| anyhow::anyhow!("{what}: {errno:?}");
+        let failure = |what: &str, errno| anyhow::anyhow!("{what}: {errno:?}");
         let copy = self.median(|| Ok(()), |n| self.copy(n, false))?;
         let fault = self.fault()?;
         let unprotect = self.median(
             || self.fill(true),
             |n| {
-                let done = self.uffd.protect(self.home(n), PAGE, false);
-                done.map_err(|errno| failed("UFFDIO_WRITEPROTECT", errno))
+                let outcome = self.uffd.protect(self.address_of(n), PAGE, false);
+                outcome.map_err(|errno| failure("UFFDIO_WRITEPROTECT", errno))
             },
         )?;
-        let moved = self.median(
+        let move_cost = self.median(
             || self.fill(false),
             |n| {
                 // SAFETY: both pages are this area's.
-                let done =
-                    unsafe { self.uffd.move_pages(self.frame(n), self.home(n), PAGE, false) };
-                done.map_err(|partial| failed("UFFDIO_MOVE", partial.errno))
+                let outcome =
+                    unsafe { self.uffd.move_pages(self.frame(n), self.address_of(n), PAGE, false) };
+                outcome.map_err(|partial| failure("UFFDIO_MOVE", partial.errno))
             },
         )?;
-        let dropped = self.median(
+        let drop_cost = self.median(
             || self.fill(true),
             |n| {
                 if n.is_multiple_of(BATCH) {
                     // SAFETY: the pages are this area's, and not needed any more.
                     unsafe { drop_spans(&self.batch(n)) }
-                        .map_err(|partial| failed("process_madvise", partial.errno))?;
+                        .map_err(|partial| failure("process_madvise", partial.errno))?;
                 }
                 Ok(())
             },
         )?;
-        let freed = self.median(|| self.fill(false), |n| self.free(n))?;
+        let free_cost = self.median(|| self.fill(false), |n| self.free(n))?;
         let (save, load) = self.codec()?;
         Ok(vec![
             ("fault: SIGBUS and return", fault - copy),
             ("UFFDIO_COPY", copy),
             ("UFFDIO_WRITEPROTECT", unprotect),
-            ("UFFDIO_MOVE", moved),
-            ("drop, batches of 64", dropped),
-            ("MADV_FREE, batches of 64", freed),
+            ("UFFDIO_MOVE", move_cost),
+            ("drop, batches of 64", drop_cost),
+            ("MADV_FREE, batches of 64", free_cost),
             ("compress and store, lz4", save),
             ("decompress, lz4", load),
         ])
     }
 
     fn batch(&self, n: usize) -> Vec<AddressSpan> {
-        (n..n + BATCH).map(|n| AddressSpan { start: self.home(n), len: PAGE }).collect()
+        (n..n + BATCH).map(|n| AddressSpan { start: self.address_of(n), len: PAGE }).collect()
     }
 
     /// Clears the write bits of a batch of pages that begins with page `n`.
@@ -205,11 +205,11 @@ impl<'c> Costs<'c> {
         let spans = self.batch(n);
         // SAFETY: a span is laid out as an `iovec`. The pages are this area's, and not needed any
         // more.
-        let done = unsafe {
+        let outcome = unsafe {
             let advice = libc::MADV_FREE;
             libc::syscall(libc::SYS_process_madvise, SELF, spans.as_ptr(), BATCH, advice, 0)
         };
-        anyhow::ensure!(done >= 0, "MADV_FREE: {}", std::io::Error::last_os_error());
+        anyhow::ensure!(outcome >= 0, "MADV_FREE: {}", std::io::Error::last_os_error());
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl<'c> Costs<'c> {
             || Ok(()),
             |n| {
                 // SAFETY: the page is this area's. It is missing, and the handler fills it.
-                unsafe { (self.home(n) as *const u8).read_volatile() };
+                unsafe { (self.address_of(n) as *const u8).read_volatile() };
                 Ok(())
             },
         );

@@ -6,7 +6,7 @@
 //! one, and take no time to do so.
 
 use crate::policy::counts::Counts;
-use crate::policy::trace::{Page, Reference, Trace};
+use crate::policy::trace::{PageNumber, Reference, Trace};
 use memfold_engine::policy::eviction::{self, Lru, LruList, ReclaimStep};
 use memfold_os::units::Order;
 use std::ops::Range;
@@ -72,7 +72,7 @@ pub enum Arrival {
 
 /// Which pages are mapped write-protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protection {
+pub enum MapProtection {
     /// All.
     All,
     /// None.
@@ -87,20 +87,20 @@ pub struct LoadPlan {
     /// The page is mapped write-protected.
     pub protected: bool,
     /// Pages to load too, if they are stored.
-    pub ahead: Range<Page>,
+    pub ahead: Range<PageNumber>,
     /// Which of them are mapped write-protected.
-    pub protects_ahead: Protection,
+    pub protects_ahead: MapProtection,
     /// How they arrive.
     pub arrival_ahead: Arrival,
 }
 
 impl LoadPlan {
     /// Loads the page alone. A page that is read is write-protected.
-    pub fn alone(page: Page, write: bool) -> LoadPlan {
+    pub fn alone(page: PageNumber, write: bool) -> LoadPlan {
         LoadPlan {
             protected: !write,
             ahead: page..page,
-            protects_ahead: Protection::All,
+            protects_ahead: MapProtection::All,
             arrival_ahead: Arrival::Beside,
         }
     }
@@ -109,16 +109,16 @@ impl LoadPlan {
 /// A policy: which page leaves next, and what a miss loads.
 pub trait Candidate {
     /// A page is about to be mapped. It is on no list.
-    fn arrived(&mut self, page: Page, how: Arrival, memory: &mut Memory<'_>);
+    fn arrived(&mut self, page: PageNumber, how: Arrival, memory: &mut PolicyMemory<'_>);
 
     /// Takes the page that is evicted next off its list. At least one page is mapped.
-    fn victim(&mut self, memory: &mut Memory<'_>) -> Page;
+    fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber;
 
     /// A mapped page was touched. An engine in user space does not see this.
-    fn touched(&mut self, _page: Page, _write: bool, _memory: &mut Memory<'_>) {}
+    fn touched(&mut self, _page: PageNumber, _write: bool, _memory: &mut PolicyMemory<'_>) {}
 
     /// Returns how to serve a miss.
-    fn plan(&mut self, page: Page, write: bool, _memory: &Memory<'_>) -> LoadPlan {
+    fn plan(&mut self, page: PageNumber, write: bool, _memory: &PolicyMemory<'_>) -> LoadPlan {
         LoadPlan::alone(page, write)
     }
 
@@ -129,7 +129,7 @@ pub trait Candidate {
 }
 
 /// The memory, and the lists of its pages. A page's id on the lists is its number + 1.
-pub struct Memory<'t> {
+pub struct PolicyMemory<'t> {
     trace: &'t Trace,
     records: Vec<Record>,
     /// The engine's lists. Candidates use those of mapped pages as they like.
@@ -140,10 +140,10 @@ pub struct Memory<'t> {
     counts: Counts,
 }
 
-impl<'t> Memory<'t> {
+impl<'t> PolicyMemory<'t> {
     /// Makes an empty memory of `capacity` pages.
-    pub fn new(trace: &'t Trace, capacity: u64) -> Memory<'t> {
-        Memory {
+    pub fn new(trace: &'t Trace, capacity: u64) -> PolicyMemory<'t> {
+        PolicyMemory {
             trace,
             records: vec![UNTOUCHED; trace.pages()],
             lists: Lru::new().expect("address space for lists"),
@@ -165,22 +165,22 @@ impl<'t> Memory<'t> {
     }
 
     /// Returns where a page is.
-    pub fn place(&self, page: Page) -> Place {
+    pub fn place(&self, page: PageNumber) -> Place {
         self.records[page as usize].place
     }
 
     /// Returns whether a page was dirty when it was last evicted.
-    pub fn left_dirty(&self, page: Page) -> bool {
+    pub fn left_dirty(&self, page: PageNumber) -> bool {
         self.records[page as usize].left_dirty
     }
 
     /// Returns the address of a page, in pages.
-    pub fn address(&self, page: Page) -> u64 {
+    pub fn address(&self, page: PageNumber) -> u64 {
         self.trace.addresses[page as usize]
     }
 
     /// Returns the pages of the trace in a range of addresses that has `page` or begins after it.
-    pub fn pages_in(&self, page: Page, addresses: Range<u64>) -> Range<Page> {
+    pub fn pages_in(&self, page: PageNumber, addresses: Range<u64>) -> Range<PageNumber> {
         let all = &self.trace.addresses;
         let (mut first, mut end) = (page as usize, page as usize);
         while first > 0 && all[first - 1] >= addresses.start {
@@ -192,11 +192,11 @@ impl<'t> Memory<'t> {
         while end < all.len() && all[end] < addresses.end {
             end += 1;
         }
-        first as Page..end.max(first) as Page
+        first as PageNumber..end.max(first) as PageNumber
     }
 
     /// Puts a page at the head of a list.
-    pub fn list(&self, page: Page, list: LruList) {
+    pub fn list(&self, page: PageNumber, list: LruList) {
         self.lists.push(page + 1, page as u64, 0, list);
     }
 
@@ -235,28 +235,34 @@ impl<'t> Memory<'t> {
         candidate.touched(page, write, self);
     }
 
-    fn load(&mut self, candidate: &mut dyn Candidate, page: Page, write: bool) {
+    fn load(&mut self, candidate: &mut dyn Candidate, page: PageNumber, write: bool) {
         let plan = candidate.plan(page, write, self);
         self.counts.misses += 1;
         self.make_room(candidate);
         self.map(candidate, page, plan.protected, Arrival::Load);
-        for beside in plan.ahead.filter(|beside| *beside != page) {
-            if self.place(beside) != Place::Stored {
+        for neighbour in plan.ahead.filter(|neighbour| *neighbour != page) {
+            if self.place(neighbour) != Place::Stored {
                 continue;
             }
             self.make_room(candidate);
             self.counts.ahead += 1;
-            self.records[beside as usize].ahead = true;
-            let protected = match plan.protects_ahead {
-                Protection::All => true,
-                Protection::None => false,
-                Protection::LeftClean => !self.left_dirty(beside),
+            self.records[neighbour as usize].ahead = true;
+            let is_protected = match plan.protects_ahead {
+                MapProtection::All => true,
+                MapProtection::None => false,
+                MapProtection::LeftClean => !self.left_dirty(neighbour),
             };
-            self.map(candidate, beside, protected, plan.arrival_ahead);
+            self.map(candidate, neighbour, is_protected, plan.arrival_ahead);
         }
     }
 
-    fn map(&mut self, candidate: &mut dyn Candidate, page: Page, protected: bool, how: Arrival) {
+    fn map(
+        &mut self,
+        candidate: &mut dyn Candidate,
+        page: PageNumber,
+        protected: bool,
+        how: Arrival,
+    ) {
         candidate.arrived(page, how, self);
         let record = &mut self.records[page as usize];
         (record.place, record.protected) = (Place::Mapped, protected);
@@ -280,7 +286,7 @@ impl<'t> Memory<'t> {
     }
 
     fn evict(&mut self, candidate: &mut dyn Candidate, batches: Batches) {
-        let (mut moved, mut dropped) = (0, 0);
+        let (mut moves, mut drops) = (0, 0);
         while self.mapped > 0 {
             let page = candidate.victim(self);
             let record = &mut self.records[page as usize];
@@ -292,14 +298,14 @@ impl<'t> Memory<'t> {
                 record.place = Place::Stored;
                 self.counts.dropped += 1;
                 self.evicted += 1;
-                dropped += 1;
+                drops += 1;
             } else {
                 record.place = Place::Cached;
                 self.list(page, LruList::Cooling);
                 self.evicted += 1;
-                moved += 1;
+                moves += 1;
             }
-            if eviction::is_enough(moved, dropped, dropped as u64 >= batches.dropped) {
+            if eviction::is_enough(moves, drops, drops as u64 >= batches.dropped) {
                 break;
             }
         }
@@ -326,7 +332,7 @@ impl<'t> Memory<'t> {
 
 /// Replays a trace in a memory of `capacity` pages, and returns what happened.
 pub fn replay(trace: &Trace, capacity: u64, candidate: &mut dyn Candidate) -> Counts {
-    let mut memory = Memory::new(trace, capacity.max(1));
+    let mut memory = PolicyMemory::new(trace, capacity.max(1));
     for reference in &trace.references {
         memory.touch(candidate, *reference);
     }

@@ -37,7 +37,7 @@ pub struct RecordArgs {
 
 /// Runs a program, and writes its trace.
 pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
-    let directory = Scratch::new()?;
+    let directory = TraceDirectory::new()?;
     let file = |name: &str| directory.0.join(name);
     let plugin = build(&directory.0)?;
     let (touches, maps) = (file("touches"), file("maps"));
@@ -55,7 +55,7 @@ pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
         .status()
         .context("starting qemu-x86_64")?;
     ensure!(maps.is_file(), "the program ended without a trace: {status}");
-    let excluded = excluded(&fs::read_to_string(&maps)?);
+    let ranges = excluded(&fs::read_to_string(&maps)?);
     let touches = fs::read(&touches)?;
     let words = touches.chunks_exact(8).map(|word| {
         let word = u64::from_le_bytes(word.try_into().expect("chunks of 8 bytes"));
@@ -65,38 +65,38 @@ pub fn record(args: &RecordArgs) -> anyhow::Result<()> {
         .clone()
         .next()
         .map(|(page, _)| page)
-        .and_then(|page| excluded.all.iter().find(|range| range.contains(&page)).cloned());
+        .and_then(|page| ranges.all.iter().find(|range| range.contains(&page)).cloned());
     let is_counted =
-        |page: u64| !excluded.constant.iter().chain(&stack).any(|range| range.contains(&page));
-    let counted: Vec<(u64, bool)> = words.filter(|(page, _)| is_counted(*page)).collect();
-    let kept = keep(&counted, args.references);
-    let trace = Trace::new(&kept);
-    let packed = trace.pack()?;
-    fs::write(&args.file, &packed).with_context(|| format!("writing {}", args.file.display()))?;
+        |page: u64| !ranges.constant.iter().chain(&stack).any(|range| range.contains(&page));
+    let references: Vec<(u64, bool)> = words.filter(|(page, _)| is_counted(*page)).collect();
+    let sample = keep(&references, args.references);
+    let trace = Trace::new(&sample);
+    let bytes = trace.pack()?;
+    fs::write(&args.file, &bytes).with_context(|| format!("writing {}", args.file.display()))?;
     println!(
         "{}: {} pages ({} MiB), {} of {} touches, {} KiB",
         args.file.display(),
         trace.pages(),
         (trace.pages() as u64 * PAGE_BYTES) >> 20,
         trace.references.len(),
-        counted.len(),
-        packed.len() >> 10
+        references.len(),
+        bytes.len() >> 10
     );
     Ok(())
 }
 
 /// A directory that is removed at the end.
-struct Scratch(PathBuf);
+struct TraceDirectory(PathBuf);
 
-impl Scratch {
-    fn new() -> anyhow::Result<Scratch> {
+impl TraceDirectory {
+    fn new() -> anyhow::Result<TraceDirectory> {
         let path = std::env::temp_dir().join(format!("memfold-record-{}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("creating {}", path.display()))?;
-        Ok(Scratch(path))
+        Ok(TraceDirectory(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TraceDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -117,15 +117,15 @@ fn build(directory: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Mappings of a process, as ranges of page numbers.
-struct Mappings {
+struct RecordedMappings {
     all: Vec<Range<u64>>,
     /// Those of files that the process can't write to.
     constant: Vec<Range<u64>>,
 }
 
 /// Reads `/proc/PID/maps`.
-fn excluded(maps: &str) -> Mappings {
-    let mut mappings = Mappings { all: Vec::new(), constant: Vec::new() };
+fn excluded(maps: &str) -> RecordedMappings {
+    let mut mappings = RecordedMappings { all: Vec::new(), constant: Vec::new() };
     for line in maps.lines() {
         let mut words = line.split_whitespace();
         let (Some(range), Some(access)) = (words.next(), words.next()) else { continue };
@@ -148,14 +148,14 @@ fn keep(touches: &[(u64, bool)], most: usize) -> Vec<(u64, bool)> {
         return touches.to_vec();
     }
     let all = touches.iter().map(|(page, _)| *page).collect::<HashSet<u64>>().len();
-    let mut seen = HashSet::new();
+    let mut pages = HashSet::new();
     let mut fill = Vec::new();
     for (n, &(page, _)) in touches.iter().enumerate() {
-        if seen.len() * 10 >= all * 9 || n + most >= touches.len() {
+        if pages.len() * 10 >= all * 9 || n + most >= touches.len() {
             fill.extend_from_slice(&touches[n..n + most]);
             break;
         }
-        if seen.insert(page) {
+        if pages.insert(page) {
             fill.push((page, true));
         }
     }
@@ -171,18 +171,21 @@ mod tests {
         let fill = (0..10).flat_map(|page| [(page, true), (0, false)]);
         let touches: Vec<_> = fill.chain((0..100).map(|n| (n % 10, false))).collect();
         assert_eq!(keep(&touches, 1000), touches);
-        let kept = keep(&touches, 5);
-        assert_eq!(kept.len(), 9 + 5);
-        assert!(kept[..9].iter().map(|(page, _)| *page).eq(0..9), "nine of ten pages: {kept:?}");
-        assert_eq!(kept[9..], touches[17..22]);
+        let sample = keep(&touches, 5);
+        assert_eq!(sample.len(), 9 + 5);
+        assert!(
+            sample[..9].iter().map(|(page, _)| *page).eq(0..9),
+            "nine of ten pages: {sample:?}"
+        );
+        assert_eq!(sample[9..], touches[17..22]);
     }
 
     #[test]
     fn mappings_of_read_only_files_are_constant() {
         let maps = "1000-3000 r-xp 00000000 00:00 1 /bin/a\n3000-4000 rw-p 00000000 00:00 1 /bin/a\n\
                     5000-6000 r--p 00000000 00:00 0\n";
-        let found = excluded(maps);
-        let starts: Vec<u64> = found.constant.iter().map(|range| range.start).collect();
-        assert_eq!((starts, found.all.len()), (vec![1], 3));
+        let ranges = excluded(maps);
+        let starts: Vec<u64> = ranges.constant.iter().map(|range| range.start).collect();
+        assert_eq!((starts, ranges.all.len()), (vec![1], 3));
     }
 }

@@ -46,7 +46,7 @@ pub struct ReplayArgs {
 
 /// The result of one policy on one trace.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
+pub struct ReplayRow {
     /// The trace.
     pub trace: String,
     /// Share of its pages in memory, percent.
@@ -64,15 +64,15 @@ pub struct Row {
 /// Replays traces, and prints the tables. With `--check`, fails if the engine's own policy is worse
 /// than expected.
 pub fn replay(args: &ReplayArgs) -> anyhow::Result<i32> {
-    let unknown = args.policy.iter().find(|name| !ALL.iter().any(|named| named.name == **name));
+    let unknown = args.policy.iter().find(|name| !ALL.iter().any(|policy| policy.name == **name));
     if let Some(name) = unknown {
-        let names = ALL.map(|named| named.name).join(", ");
+        let names = ALL.map(|policy| policy.name).join(", ");
         return Err(Refusal::Usage(format!("--policy {name}: choose of {names}")).into());
     }
     let is_chosen = |named: &&Named| {
         args.policy.is_empty() || named.name == OWN || args.policy.iter().any(|n| n == named.name)
     };
-    let chosen: Vec<&Named> = ALL.iter().filter(is_chosen).collect();
+    let policies: Vec<&Named> = ALL.iter().filter(is_chosen).collect();
     let files = if args.files.is_empty() { stored()? } else { args.files.clone() };
     let costs = if args.busy { COSTS_BUSY } else { COSTS };
     let mut rows = Vec::new();
@@ -80,14 +80,14 @@ pub fn replay(args: &ReplayArgs) -> anyhow::Result<i32> {
         let (name, trace) = (name_of(file), Trace::read(file)?);
         let first = rows.len();
         for at in &args.at {
-            rows.extend(compare(&name, &trace, *at, &chosen, &costs));
+            rows.extend(compare(&name, &trace, *at, &policies, &costs));
         }
         if !args.brief {
             println!("{name}: {} pages, {} touches", trace.pages(), trace.references.len());
             println!("{}", layout(&table(&rows[first..])));
         }
     }
-    println!("{}", layout(&summary(&rows, &chosen, &args.at)));
+    println!("{}", layout(&summary(&rows, &policies, &args.at)));
     if args.expect {
         let path = expected_path();
         std::fs::write(&path, expected(&rows))
@@ -105,14 +105,21 @@ pub fn compare(
     at: u32,
     policies: &[&Named],
     costs: &CostTable,
-) -> Vec<Row> {
+) -> Vec<ReplayRow> {
     let capacity = trace.pages() as u64 * at as u64 / 100;
-    let mut rows: Vec<Row> = policies
+    let mut rows: Vec<ReplayRow> = policies
         .iter()
-        .map(|named| {
-            let counts = memory::replay(trace, capacity, &mut *(named.make)(trace));
+        .map(|policy| {
+            let counts = memory::replay(trace, capacity, &mut *(policy.make)(trace));
             let seconds = counts.seconds(costs);
-            Row { trace: name.into(), at, policy: named.name, counts, seconds, relative: 1.0 }
+            ReplayRow {
+                trace: name.into(),
+                at,
+                policy: policy.name,
+                counts,
+                seconds,
+                relative: 1.0,
+            }
         })
         .collect();
     if let Some(own) = rows.iter().find(|row| row.policy == OWN).map(|row| row.seconds) {
@@ -125,7 +132,7 @@ fn cells<const N: usize>(texts: [&str; N]) -> Vec<String> {
     texts.map(String::from).to_vec()
 }
 
-fn table(rows: &[Row]) -> Vec<Vec<String>> {
+fn table(rows: &[ReplayRow]) -> Vec<Vec<String>> {
     let heading = cells([
         "policy",
         "at",
@@ -165,20 +172,20 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
 
 /// For each policy: the mean of its times and misses, relative to the engine's own, and the traces
 /// where it does best and worst.
-fn summary(rows: &[Row], policies: &[&Named], shares: &[u32]) -> Vec<Vec<String>> {
+fn summary(rows: &[ReplayRow], policies: &[&Named], shares: &[u32]) -> Vec<Vec<String>> {
     let mut heading = cells(["time, of memfold's"]);
     heading.extend(shares.iter().map(|at| format!("{at}%")));
     heading.extend(["best", "worst"].map(String::from));
     heading.extend(shares.iter().map(|at| format!("misses {at}%")));
-    let lines = policies.iter().map(|named| {
+    let lines = policies.iter().map(|policy| {
         let of = |at: Option<u32>| {
             rows.iter()
-                .filter(move |row| row.policy == named.name && at.is_none_or(|at| row.at == at))
+                .filter(move |row| row.policy == policy.name && at.is_none_or(|at| row.at == at))
         };
         let mean = |at: u32| geometric_mean(of(Some(at)).map(|row| row.relative));
-        let mut line = vec![named.name.to_string()];
+        let mut line = vec![policy.name.to_string()];
         line.extend(shares.iter().map(|at| format!("{:.2}", mean(*at))));
-        let text = |row: Option<&Row>| {
+        let text = |row: Option<&ReplayRow>| {
             row.map_or_else(String::new, |row| {
                 format!("{:.2} {} {}%", row.relative, row.trace, row.at)
             })
@@ -228,7 +235,7 @@ pub fn name_of(file: &Path) -> String {
 }
 
 /// Returns the lines of the file of expected figures.
-fn expected(rows: &[Row]) -> String {
+fn expected(rows: &[ReplayRow]) -> String {
     let mut text = String::from("trace\tat\tmisses\tus\n");
     for row in rows.iter().filter(|row| row.policy == OWN) {
         let us = (row.seconds * 1e6).round();
@@ -238,14 +245,14 @@ fn expected(rows: &[Row]) -> String {
 }
 
 /// Returns what is worse than the stored figures, one line each.
-pub fn worse_than_expected(rows: &[Row]) -> anyhow::Result<Vec<String>> {
+pub fn worse_than_expected(rows: &[ReplayRow]) -> anyhow::Result<Vec<String>> {
     let path = expected_path();
     let text =
         std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     Ok(worse(rows, &text))
 }
 
-fn worse(rows: &[Row], expected: &str) -> Vec<String> {
+fn worse(rows: &[ReplayRow], expected: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for row in rows.iter().filter(|row| row.policy == OWN) {
         let start = format!("{}\t{}\t", row.trace, row.at);
@@ -272,7 +279,7 @@ mod tests {
     /// After a change that is meant: `memfold bench policy replay --expect`.
     #[test]
     fn own_policy_is_no_worse_than_expected_on_any_trace() {
-        let own: Vec<&Named> = ALL.iter().filter(|named| named.name == OWN).collect();
+        let own: Vec<&Named> = ALL.iter().filter(|policy| policy.name == OWN).collect();
         let files = stored().unwrap();
         assert!(files.len() >= 10, "{files:?}");
         let mut rows = Vec::new();
@@ -285,7 +292,7 @@ mod tests {
 
     #[test]
     fn figures_may_grow_by_a_hundredth() {
-        let row = |misses, seconds| Row {
+        let row = |misses, seconds| ReplayRow {
             trace: "a".into(),
             at: 25,
             policy: OWN,
@@ -298,6 +305,6 @@ mod tests {
         assert!(worse(&[row(202, 0.00101)], &text).is_empty());
         assert_eq!(worse(&[row(203, 0.001)], &text), ["a at 25%: 203 misses, not 200"]);
         assert_eq!(worse(&[row(1, 0.00102)], &text), ["a at 25%: 1020 us, not 1000"]);
-        assert_eq!(worse(&[Row { at: 26, ..row(1, 0.0) }], &text).len(), 1);
+        assert_eq!(worse(&[ReplayRow { at: 26, ..row(1, 0.0) }], &text).len(), 1);
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::policy::candidates::ALL;
 use crate::policy::counts::Counts;
-use crate::policy::memory::{Arrival, Batches, Candidate, Memory, replay};
-use crate::policy::trace::{Page, Trace};
+use crate::policy::memory::{Arrival, Batches, Candidate, PolicyMemory, replay};
+use crate::policy::trace::{PageNumber, Trace};
 use memfold_engine::policy::eviction::LruList;
 use memfold_testkit::random::Random;
 
 fn make(name: &str, trace: &Trace) -> Box<dyn Candidate> {
-    (ALL.iter().find(|named| named.name == name).expect("a policy of that name").make)(trace)
+    (ALL.iter().find(|policy| policy.name == name).expect("a policy of that name").make)(trace)
 }
 
 fn run(name: &str, trace: &Trace, capacity: u64) -> Counts {
@@ -66,10 +66,10 @@ fn page_that_is_touched_again_in_the_swap_cache_is_rescued() {
     /// First in, first out. Dirty pages wait in the swap cache.
     struct Waiting;
     impl Candidate for Waiting {
-        fn arrived(&mut self, page: Page, _how: Arrival, memory: &mut Memory<'_>) {
+        fn arrived(&mut self, page: PageNumber, _how: Arrival, memory: &mut PolicyMemory<'_>) {
             memory.list(page, LruList::Inactive);
         }
-        fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
+        fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber {
             memory.lists.isolate(LruList::Inactive).expect("a page is mapped").0 - 1
         }
         fn batches(&self, _capacity: u64) -> Batches {
@@ -109,13 +109,17 @@ fn lru_never_misses_more_in_more_memory() {
 
 #[test]
 fn every_eviction_is_of_a_page_that_was_mapped_once() {
-    for named in &ALL {
+    for policy in &ALL {
         let trace = random(900, 20_000, 7);
-        let counts = replay(&trace, 300, &mut *(named.make)(&trace));
-        let mapped = trace.pages() as u64 + counts.misses + counts.ahead + counts.rescues;
-        let left = counts.saved + counts.unchanged + counts.dropped + counts.rescues;
-        assert!(mapped - 300 <= left && left <= mapped, "{}: {counts:?}", named.name);
-        assert!(counts.wasted <= counts.ahead && counts.write_faults <= mapped);
+        let counts = replay(&trace, 300, &mut *(policy.make)(&trace));
+        let arrivals = trace.pages() as u64 + counts.misses + counts.ahead + counts.rescues;
+        let departures = counts.saved + counts.unchanged + counts.dropped + counts.rescues;
+        assert!(
+            arrivals - 300 <= departures && departures <= arrivals,
+            "{}: {counts:?}",
+            policy.name
+        );
+        assert!(counts.wasted <= counts.ahead && counts.write_faults <= arrivals);
     }
 }
 
@@ -125,14 +129,14 @@ fn neighbours_are_loaded_together_and_unused_ones_are_wasted() {
     let runs = (0..200u64).flat_map(|run| (0..4).map(move |page| run * 1000 + page));
     let touches: Vec<(u64, bool)> = runs.map(|page| (page, false)).collect();
     let whole = Trace::new(&[touches.as_slice(), &touches].concat());
-    let (alone, around) = (run("memfold", &whole, 400), run("around4", &whole, 400));
-    assert!(around.misses <= 200 && alone.misses > around.misses, "{alone:?} {around:?}");
+    let (single, around) = (run("memfold", &whole, 400), run("around4", &whole, 400));
+    assert!(around.misses <= 200 && single.misses > around.misses, "{single:?} {around:?}");
     // The second time only the first page of each.
     let firsts: Vec<_> = touches.iter().step_by(4).cycle().take(1000).copied().collect();
     let some = Trace::new(&[touches.as_slice(), &firsts].concat());
     assert!(run("around4", &some, 100).wasted > 0);
-    let learned = run("learned16", &some, 100);
-    assert!(learned.ahead * 2 < run("around16", &some, 100).ahead, "{learned:?}");
+    let learner = run("learned16", &some, 100);
+    assert!(learner.ahead * 2 < run("around16", &some, 100).ahead, "{learner:?}");
 }
 
 #[test]
@@ -146,8 +150,9 @@ fn stream_loads_the_pages_that_follow() {
 #[test]
 fn trace_with_all_pages_in_memory_has_no_misses() {
     let trace = random(100, 1000, 3);
-    for named in &ALL {
-        let counts = replay(&trace, trace.pages() as Page as u64, &mut *(named.make)(&trace));
+    for policy in &ALL {
+        let counts =
+            replay(&trace, trace.pages() as PageNumber as u64, &mut *(policy.make)(&trace));
         assert_eq!((counts.misses, counts.seconds(&crate::policy::counts::COSTS)), (0, 0.0));
     }
 }

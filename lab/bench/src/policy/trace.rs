@@ -15,13 +15,13 @@ const LEVEL: i32 = 19;
 const UNPACKED_MOST: usize = 1 << 30;
 
 /// A page of a trace: its number in the order of addresses, from 0.
-pub type Page = u32;
+pub type PageNumber = u32;
 
 /// A touch of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reference {
     /// The page.
-    pub page: Page,
+    pub page: PageNumber,
     /// Whether it was a write.
     pub write: bool,
 }
@@ -47,7 +47,7 @@ impl Trace {
             .iter()
             .map(|&(address, write)| {
                 let page = addresses.binary_search(&address).expect("each address is in the list");
-                Reference { page: page as Page, write }
+                Reference { page: page as PageNumber, write }
             })
             .collect();
         let base = addresses.first().map_or(0, |first| first & !511);
@@ -61,29 +61,29 @@ impl Trace {
 
     /// Packs the trace.
     pub fn pack(&self) -> anyhow::Result<Vec<u8>> {
-        let mut plain = Vec::new();
-        push(&mut plain, self.addresses.len() as u64);
+        let mut bytes = Vec::new();
+        push(&mut bytes, self.addresses.len() as u64);
         let mut before = 0;
         for address in &self.addresses {
-            push(&mut plain, address - before);
+            push(&mut bytes, address - before);
             before = *address;
         }
-        push(&mut plain, self.references.len() as u64);
+        push(&mut bytes, self.references.len() as u64);
         let mut before = 0i64;
         for Reference { page, write } in &self.references {
             let distance = *page as i64 - before;
             push(
-                &mut plain,
+                &mut bytes,
                 (distance.unsigned_abs() << 2) | ((distance < 0) as u64 * 2) | *write as u64,
             );
             before = *page as i64;
         }
-        let mut packed = MAGIC.to_vec();
-        packed.resize(MAGIC.len() + zstd_safe::compress_bound(plain.len()), 0);
-        let len = zstd_safe::compress(&mut packed[MAGIC.len()..], &plain, LEVEL)
+        let mut frame = MAGIC.to_vec();
+        frame.resize(MAGIC.len() + zstd_safe::compress_bound(bytes.len()), 0);
+        let len = zstd_safe::compress(&mut frame[MAGIC.len()..], &bytes, LEVEL)
             .map_err(|code| anyhow::anyhow!(zstd_safe::get_error_name(code)))?;
-        packed.truncate(MAGIC.len() + len);
-        Ok(packed)
+        frame.truncate(MAGIC.len() + len);
+        Ok(frame)
     }
 
     /// Unpacks what [`Trace::pack`] returned.
@@ -96,10 +96,10 @@ impl Trace {
         if len == 0 || len > UNPACKED_MOST {
             bail!("a damaged page trace");
         }
-        let mut plain = vec![0; len];
-        let len = zstd_safe::decompress(plain.as_mut_slice(), frame)
+        let mut bytes = vec![0; len];
+        let len = zstd_safe::decompress(bytes.as_mut_slice(), frame)
             .map_err(|code| anyhow::anyhow!(zstd_safe::get_error_name(code)))?;
-        let mut rest = &plain[..len];
+        let mut rest = &bytes[..len];
         let (mut addresses, mut address) = (Vec::new(), 0u64);
         for n in 0..pull(&mut rest)? {
             let distance = pull(&mut rest)?;
@@ -117,7 +117,7 @@ impl Trace {
             if page < 0 || page >= addresses.len() as i64 {
                 bail!("a reference to no page");
             }
-            references.push(Reference { page: page as Page, write: word & 1 != 0 });
+            references.push(Reference { page: page as PageNumber, write: word & 1 != 0 });
         }
         Ok(Trace { addresses, references })
     }
@@ -127,8 +127,9 @@ impl Trace {
     /// # Errors
     /// A refusal that names the file.
     pub fn read(path: &Path) -> anyhow::Result<Trace> {
-        let read = std::fs::read(path).map_err(anyhow::Error::from);
-        read.and_then(|packed| Trace::unpack(&packed))
+        let bytes = std::fs::read(path).map_err(anyhow::Error::from);
+        bytes
+            .and_then(|bytes| Trace::unpack(&bytes))
             .map_err(|error| Refusal::Corpus(format!("{}: {error}", path.display())).into())
     }
 }
@@ -163,21 +164,22 @@ mod tests {
         let touches = [(0x7f00_0003, true), (0x1002, false), (0x7f00_0003, false), (0x1003, true)];
         let trace = Trace::new(&touches);
         assert_eq!(trace.addresses, [2, 3, 0x7eff_f003]);
-        let pages: Vec<Page> = trace.references.iter().map(|reference| reference.page).collect();
+        let pages: Vec<PageNumber> =
+            trace.references.iter().map(|reference| reference.page).collect();
         assert_eq!(pages, [2, 0, 2, 1]);
-        let packed = trace.pack().unwrap();
-        assert_eq!(Trace::unpack(&packed).unwrap(), trace);
+        let bytes = trace.pack().unwrap();
+        assert_eq!(Trace::unpack(&bytes).unwrap(), trace);
         assert_eq!(Trace::unpack(&Trace::default().pack().unwrap()).unwrap(), Trace::default());
-        assert!(Trace::unpack(&packed[1..]).is_err());
+        assert!(Trace::unpack(&bytes[1..]).is_err());
     }
 
     #[test]
     fn damaged_traces_are_refused() {
         let pack = |numbers: &[u64]| {
-            let mut plain = Vec::new();
-            numbers.iter().for_each(|number| push(&mut plain, *number));
+            let mut bytes = Vec::new();
+            numbers.iter().for_each(|number| push(&mut bytes, *number));
             let mut frame = [0u8; 100];
-            let len = zstd_safe::compress(frame.as_mut_slice(), &plain, 1).unwrap();
+            let len = zstd_safe::compress(frame.as_mut_slice(), &bytes, 1).unwrap();
             [MAGIC.as_slice(), &frame[..len]].concat()
         };
         assert!(Trace::unpack(&pack(&[1, 5, 1, 1])).is_ok());

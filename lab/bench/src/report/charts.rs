@@ -163,7 +163,7 @@ fn latencies(walk: &Value) -> Vec<Line> {
 
 fn memories(walk: &Value) -> Vec<Line> {
     // zram's sizes have the same curve.
-    let shown = |name: &&str| {
+    let is_shown = |name: &&str| {
         name.starts_with("memfold") || name.ends_with(":4k") || name.ends_with(":64k")
     };
     let line = |name: &str| {
@@ -177,7 +177,7 @@ fn memories(walk: &Value) -> Vec<Line> {
             if is_kernels { format!("{name} and the most its store held") } else { name.into() };
         (!points.is_empty()).then_some(Line { name, points })
     };
-    walkers(walk).into_iter().filter(shown).filter_map(line).collect()
+    walkers(walk).into_iter().filter(is_shown).filter_map(line).collect()
 }
 
 /// Returns bars from `peers: [{peer, FIELD: {median, min, max}}]`.

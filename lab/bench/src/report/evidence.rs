@@ -5,7 +5,7 @@ use crate::common::verdict::Verdict;
 use crate::harness::file_run::zswap_history;
 use crate::host::machine::Machine;
 use crate::report::gather::Gathered;
-use crate::report::state::{State, figure, states};
+use crate::report::state::{RequirementState, figure, states};
 use serde::Serialize;
 
 /// The explanation of the figures in all tables.
@@ -26,7 +26,7 @@ pub struct Evidence {
     /// The results of the benchmarks.
     pub gathered: Gathered,
     /// The state of each requirement.
-    pub states: Vec<State>,
+    pub states: Vec<RequirementState>,
     /// What changed since an earlier report.
     pub against: Vec<String>,
 }

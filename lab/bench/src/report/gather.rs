@@ -16,7 +16,7 @@ pub const NOISE: f64 = 0.15;
 
 /// One child: `memfold bench NAME ARGS`.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct ReportStep {
     /// Name of the benchmark.
     pub bench: &'static str,
     /// Its arguments.
@@ -79,12 +79,12 @@ impl Fact {
             .trim_start_matches(['<', '>', '=', ' '])
             .trim_end_matches('x')
             .parse::<f64>();
-        let reached = match (bound, self.target.get(..2)) {
+        let is_reached = match (bound, self.target.get(..2)) {
             (Ok(most), Some("<=")) => spread.median <= most,
             (Ok(least), Some(">=")) => spread.median >= least,
             _ => return Some(last),
         };
-        Some(match reached {
+        Some(match is_reached {
             true => Verdict::Pass,
             false
                 if self
@@ -148,9 +148,9 @@ impl Gathered {
     pub fn run(
         &mut self,
         program: &Path,
-        steps: &[Step],
+        steps: &[ReportStep],
         rounds: usize,
-        mut before: impl FnMut(&Step, usize),
+        mut before: impl FnMut(&ReportStep, usize),
     ) -> anyhow::Result<()> {
         let all =
             (0..rounds).flat_map(|round| steps.iter().filter(move |step| round == 0 || !step.once));
@@ -161,7 +161,7 @@ impl Gathered {
         Ok(())
     }
 
-    fn step(&mut self, program: &Path, step: &Step) -> anyhow::Result<()> {
+    fn step(&mut self, program: &Path, step: &ReportStep) -> anyhow::Result<()> {
         let files = Files::new()?;
         let start = Instant::now();
         let outcome = run_child(program, step, &files);
@@ -236,7 +236,7 @@ impl Gathered {
 }
 
 /// Runs a child to its end. If this process dies, the child ends and restores its changes.
-fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
+fn run_child(program: &Path, step: &ReportStep, files: &Files) -> anyhow::Result<()> {
     let mut command = Command::new(program);
     command.arg(step.bench).args(&step.args).arg("--json").arg(files.path("json"));
     command
@@ -253,24 +253,24 @@ fn run_child(program: &Path, step: &Step, files: &Files) -> anyhow::Result<()> {
     };
     let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
     let start = Instant::now();
-    let mut asked = false;
+    let mut has_asked = false;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         let over = start.elapsed().saturating_sub(Duration::from_secs(step.seconds_max));
-        if !over.is_zero() && !asked {
+        if !over.is_zero() && !has_asked {
             // SAFETY: signals our own child, which has not been waited for. SIGTERM makes the child
             // restore its changes.
             unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-            asked = true;
+            has_asked = true;
         }
         if over > Duration::from_secs(60) {
             child.kill()?;
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    if asked {
+    if has_asked {
         bail!("stopped after {} s", step.seconds_max);
     }
     match status.code() {
@@ -311,9 +311,9 @@ mod tests {
     use serde_json::json;
 
     fn gathered(rounds: &[serde_json::Value]) -> Gathered {
-        let mut gathered = Gathered::default();
-        rounds.iter().for_each(|round| gathered.add("some", false, json!({ "rows": [round] })));
-        gathered
+        let mut results = Gathered::default();
+        rounds.iter().for_each(|round| results.add("some", false, json!({ "rows": [round] })));
+        results
     }
 
     #[test]
@@ -340,16 +340,16 @@ mod tests {
     #[test]
     fn a_figure_without_its_other_side_is_no_ratio() {
         let row = json!({ "label": "a", "figure": 300.0, "best": [200.0, "1m"], "ratio": 1.5, "target": ">= 1.5x", "verdict": "Pass" });
-        let alone =
+        let row_alone =
             json!({ "label": "a", "figure": 310.0, "target": ">= 1.5x", "verdict": "NotRun" });
-        assert_eq!(gathered(&[row, alone.clone()]).facts[0].figures, [1.5]);
-        assert_eq!(gathered(&[alone]).facts[0].figures, [310.0]);
+        assert_eq!(gathered(&[row, row_alone.clone()]).facts[0].figures, [1.5]);
+        assert_eq!(gathered(&[row_alone]).facts[0].figures, [310.0]);
     }
 
     #[test]
     fn rows_not_run_have_no_figure_and_bounds_stay_bounds() {
-        let absent = json!({ "label": "a", "figure": null, "target": "<= 1", "verdict": "NotRun", "note": "no zram" });
-        assert_eq!(gathered(&[absent]).facts[0].verdict(), Some(Verdict::NotRun));
+        let row_missing = json!({ "label": "a", "figure": null, "target": "<= 1", "verdict": "NotRun", "note": "no zram" });
+        assert_eq!(gathered(&[row_missing]).facts[0].verdict(), Some(Verdict::NotRun));
         let bound = json!({ "label": "a", "figure": 1.2, "target": "<= 1", "verdict": "Bound", "note": "" });
         assert_eq!(gathered(&[bound]).facts[0].verdict(), Some(Verdict::Bound));
     }
@@ -361,21 +361,22 @@ mod tests {
                       echo '{\"rows\":[{\"label\":\"a\",\"figure\":2}]}' >$3\n";
         fs::write(&program, script).unwrap();
         fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        let step = |bench| Step { bench, args: Vec::new(), seconds_max: 1, once: bench == "bad" };
-        let mut gathered = Gathered::default();
-        gathered.run(&program, &[step("good"), step("bad"), step("slow")], 1, |_, _| ()).unwrap();
-        gathered.run(&program, &[step("bad"), step("good")], 2, |_, _| ()).unwrap();
+        let step =
+            |bench| ReportStep { bench, args: Vec::new(), seconds_max: 1, once: bench == "bad" };
+        let mut results = Gathered::default();
+        results.run(&program, &[step("good"), step("bad"), step("slow")], 1, |_, _| ()).unwrap();
+        results.run(&program, &[step("bad"), step("good")], 2, |_, _| ()).unwrap();
         fs::remove_file(&program).unwrap();
         let troubles: Vec<_> =
-            gathered.steps.iter().map(|step| step.trouble.clone().unwrap_or_default()).collect();
+            results.steps.iter().map(|step| step.trouble.clone().unwrap_or_default()).collect();
         assert_eq!(troubles[0], "");
         assert!(
             troubles[1].contains("why") && troubles[2].contains("stopped after 1 s"),
             "{troubles:?}"
         );
         let commands: Vec<&str> =
-            gathered.steps[3..].iter().map(|step| step.command.as_str()).collect();
+            results.steps[3..].iter().map(|step| step.command.as_str()).collect();
         assert_eq!(commands, ["memfold bench bad", "memfold bench good", "memfold bench good"]);
-        assert_eq!((gathered.facts.len(), gathered.facts[0].figures.clone()), (1, vec![2.0; 3]));
+        assert_eq!((results.facts.len(), results.facts[0].figures.clone()), (1, vec![2.0; 3]));
     }
 }

@@ -94,11 +94,11 @@ fn requirements(evidence: &Evidence) -> Markup {
 }
 
 fn facts(evidence: &Evidence, judged: bool) -> Markup {
-    let chosen = |fact: &&Fact| fact.verdict().is_some() == judged;
+    let is_chosen = |fact: &&Fact| fact.verdict().is_some() == judged;
     html! {
         div.wide { table {
             thead { tr { th { "bench" } th { "figure of" } th { "figure" } th { "target" } th { "verdict" } th { "from" } } }
-            tbody { @for fact in evidence.gathered.facts.iter().filter(chosen) {
+            tbody { @for fact in evidence.gathered.facts.iter().filter(is_chosen) {
                 @let verdict = fact.verdict().map_or("", Verdict::name);
                 tr {
                     td { (fact.bench) }
@@ -130,15 +130,15 @@ mod tests {
 
     #[test]
     fn page_is_self_contained() {
-        let mut gathered = Gathered::default();
+        let mut results = Gathered::default();
         let phase = json!({ "phase": "fill", "mb_per_s": 100.0, "cdf": [] });
         let document = json!({
             "rows": [{ "label": "a <b>", "figure": 1.2, "target": "<= 1", "verdict": "Short", "note": "x & y" }],
             "runs": [{ "peer": "memfold-run", "phases": [phase] }],
         });
-        gathered.add("walk", false, document);
-        let page = page(&Evidence::of(gathered, "memfold bench report".into()));
-        for wanted in [
+        results.add("walk", false, document);
+        let page = page(&Evidence::of(results, "memfold bench report".into()));
+        for phrase in [
             "a &lt;b&gt;",
             "SHORT",
             "prefers-color-scheme",
@@ -147,7 +147,7 @@ mod tests {
             "id=\"Z-bench\"",
             "No plot",
         ] {
-            assert!(page.contains(wanted), "the page has no {wanted}");
+            assert!(page.contains(phrase), "the page has no {phrase}");
         }
         for foreign in ["http://", "https://", "<script", "<link", "url("] {
             let own = page.replace("http://www.w3.org/2000/svg", "");

@@ -14,7 +14,7 @@ use crate::common::refusal::Refusal;
 use crate::host::machine::Machine;
 use crate::host::program::THIS;
 use crate::report::evidence::Evidence;
-use crate::report::gather::{Gathered, Step};
+use crate::report::gather::{Gathered, ReportStep};
 use crate::report::html::page;
 use crate::report::state::{against, states};
 use crate::report::text::{markdown, write_readme};
@@ -113,9 +113,17 @@ fn read(path: &Path) -> anyhow::Result<Evidence> {
             path.display()
         ))
     })?;
-    let Earlier { machine, commit, command, seconds, gathered } = earlier;
-    let states = states(&gathered);
-    Ok(Evidence { machine, commit, command, seconds, gathered, states, against: Vec::new() })
+    let Earlier { machine, commit, command, seconds, gathered: results } = earlier;
+    let states = states(&results);
+    Ok(Evidence {
+        machine,
+        commit,
+        command,
+        seconds,
+        gathered: results,
+        states,
+        against: Vec::new(),
+    })
 }
 
 fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
@@ -140,22 +148,22 @@ fn gather(args: &ReportArgs) -> anyhow::Result<Gathered> {
             .expect("a valid template"),
     );
     bar.enable_steady_tick(Duration::from_millis(500));
-    let mut gathered = Gathered::default();
+    let mut results = Gathered::default();
     // Steps that change the kernel until the next boot run last, and once.
-    let last: Vec<Step> =
+    let last: Vec<ReportStep> =
         steps.extract_if(.., |step| step.args.iter().any(|arg| arg.contains("zswap"))).collect();
-    gathered.run(this, &steps, rounds, |step, number| {
+    results.run(this, &steps, rounds, |step, number| {
         bar.set_position(number as u64);
         bar.set_message(format!("bench {}", step.bench));
     })?;
-    gathered.run(this, &last, 1, |_, _| bar.set_message("zswap"))?;
+    results.run(this, &last, 1, |_, _| bar.set_message("zswap"))?;
     bar.finish_and_clear();
-    Ok(gathered)
+    Ok(results)
 }
 
 /// Returns all benchmarks, in the order of a round. Full: two rounds in about 30 minutes. Quick:
 /// one in about 3.
-fn steps(quick: bool, zswap: bool) -> Vec<Step> {
+fn steps(quick: bool, zswap: bool) -> Vec<ReportStep> {
     // SAFETY: geteuid touches no memory and can't fail.
     let root = unsafe { libc::geteuid() } == 0;
     let walk = match (root, quick) {
@@ -168,7 +176,7 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
     let short = if quick { "--quick" } else { "" };
     let step = |bench, args: &str, seconds_max| {
         let args = args.split_whitespace().map(String::from).collect();
-        Step { bench, args, seconds_max, once: false }
+        ReportStep { bench, args, seconds_max, once: false }
     };
     let mut steps =
         vec![step("walk", walk, 600), step("usemem", if quick { "--quick" } else { "128M" }, 300)];
@@ -176,10 +184,10 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         steps.push(step("store", "--quick", 120));
     } else {
         // At full length: 100 times out and in; a soak; a terabyte.
-        steps.push(Step { once: true, ..step("store", "--part engine", 400) });
+        steps.push(ReportStep { once: true, ..step("store", "--part engine", 400) });
         let soak = "--peer memfold-thread --runs 1 --phases fill,random --soak 45";
-        steps.push(Step { once: true, ..step("walk", soak, 200) });
-        steps.push(Step { once: true, ..step("swap", "--part index", 300) });
+        steps.push(ReportStep { once: true, ..step("walk", soak, 200) });
+        steps.push(ReportStep { once: true, ..step("swap", "--part index", 300) });
         steps.push(step("store", "--quick --part canned,zram,batch,overhead,churn,pools", 120));
     }
     steps.push(step("blocks", short, 120));
@@ -196,8 +204,8 @@ fn steps(quick: bool, zswap: bool) -> Vec<Step> {
         let args = format!(
             "{size} --peer memfold:lz4:64k+swap --peer zswap:lzo:64k --peer zswap:deflate:64k"
         );
-        steps.push(Step { once: true, ..step("usemem", &args, 300) });
-        steps.push(Step {
+        steps.push(ReportStep { once: true, ..step("usemem", &args, 300) });
+        steps.push(ReportStep {
             once: true,
             ..step("swap", &format!("{short} --part kernel --zswap"), 300)
         });
@@ -220,23 +228,23 @@ mod tests {
         std::fs::create_dir_all(&directory).unwrap();
         let file = |name: &str| directory.join(name);
         let save = |name: &str, figures: &[f64]| {
-            let mut gathered = Gathered::default();
+            let mut results = Gathered::default();
             for figure in figures {
                 let row = |label: &str, figure: f64| json!({ "label": label, "figure": figure, "target": ">= 1", "verdict": "Pass" });
-                gathered.add(
+                results.add(
                     "store",
                     false,
                     json!({ "rows": [row("the one", *figure), row("another", 2.0)] }),
                 );
             }
             let (command, text) = ("memfold bench swap".to_string(), String::new());
-            gathered.steps.push(StepDone {
+            results.steps.push(StepDone {
                 command,
                 seconds: 1.0,
                 trouble: trouble.map(String::from),
                 text,
             });
-            let evidence = Evidence::of(gathered, "memfold bench report".into());
+            let evidence = Evidence::of(results, "memfold bench report".into());
             std::fs::write(file(name), serde_json::to_string(&evidence).unwrap()).unwrap();
         };
         save("now.json", rounds);
@@ -313,10 +321,10 @@ mod tests {
     #[test]
     fn zswap_runs_only_on_request_and_every_step_has_a_timeout() {
         for quick in [false, true] {
-            let named = |steps: &[Step]| {
+            let names_zswap = |steps: &[ReportStep]| {
                 steps.iter().flat_map(|step| &step.args).any(|arg| arg.contains("zswap"))
             };
-            assert!(!named(&steps(quick, false)));
+            assert!(!names_zswap(&steps(quick, false)));
             assert!(steps(quick, false).iter().all(|step| step.seconds_max <= 600));
         }
     }

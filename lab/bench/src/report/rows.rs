@@ -2,7 +2,7 @@
 
 /// What shows that a requirement is met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum ShownBy {
     /// A test: its file from the root of the repository, and its name.
     Test(&'static str, &'static str),
     /// The figures of a benchmark whose labels have this prefix. An empty prefix selects all.
@@ -16,17 +16,17 @@ pub struct Requirement {
     /// A summary.
     pub what: &'static str,
     /// What shows it; empty if nothing does.
-    pub shown: &'static [Shown],
+    pub shown: &'static [ShownBy],
     /// Its known gaps; empty if there are none.
     pub lacks: &'static str,
 }
 
-use Shown::{Figures, Test};
+use ShownBy::{Figures, Test};
 
-const FULL_POOL: Shown =
+const FULL_POOL: ShownBy =
     Test("engine/engine/tests/swap.rs", "m9_z10_full_pool_is_packed_and_loaded_block_by_block");
-const COLD_OBJECTS: Shown =
-    Test("block/src/device/tests/cold.rs", "what_is_idle_or_huge_is_what_leaves");
+const COLD_OBJECTS: ShownBy =
+    Test("block/src/device/tests/cold.rs", "idle_and_huge_blocks_are_written_back");
 
 /// All requirements, in order.
 pub const REQUIREMENTS: &[Requirement] = &[
@@ -569,7 +569,7 @@ pub const REQUIREMENTS: &[Requirement] = &[
             Test("e2e/suites/block/blk.rs", "it_is_asked_and_told_while_it_serves"),
             Test(
                 "e2e/suites/block/blk.rs",
-                "what_does_not_fit_goes_to_a_file_and_a_full_file_is_no_room",
+                "excess_data_goes_to_a_file_and_a_full_file_is_no_room",
             ),
             Test("block/tests/vhost/operations.rs", "every_byte_is_what_was_last_written"),
         ],
@@ -592,17 +592,17 @@ mod tests {
     fn every_named_test_exists() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         for requirement in REQUIREMENTS {
-            for shown in requirement.shown {
-                let Test(file, name) = shown else { continue };
+            for evidence in requirement.shown {
+                let Test(file, name) = evidence else { continue };
                 let text = std::fs::read_to_string(root.join(file))
                     .unwrap_or_else(|e| panic!("{file}: {e}"));
                 let lines: Vec<&str> = text.lines().map(str::trim).collect();
                 let at = lines.iter().position(|line| line.starts_with(&format!("fn {name}(")));
                 let at =
                     at.unwrap_or_else(|| panic!("{}: {file} has no test {name}", requirement.name));
-                let marked =
+                let is_test =
                     lines[at.saturating_sub(4)..at].iter().any(|line| line.contains("#[test]"));
-                assert!(marked, "{}: {file}: {name} is no test", requirement.name);
+                assert!(is_test, "{}: {file}: {name} is no test", requirement.name);
             }
         }
     }
@@ -611,7 +611,7 @@ mod tests {
     fn every_row_is_there_once() {
         let rows =
             |letter: char, count: u32| (1..=count).map(move |number| format!("{letter}{number}"));
-        let mut wanted = Vec::new();
+        let mut names = Vec::new();
         for (letter, count, bench) in [
             ('Z', 10, true),
             ('M', 10, true),
@@ -620,10 +620,11 @@ mod tests {
             ('C', 7, true),
             ('B', 5, false),
         ] {
-            wanted.extend(rows(letter, count));
-            wanted.extend(bench.then(|| format!("{letter}-bench")));
+            names.extend(rows(letter, count));
+            names.extend(bench.then(|| format!("{letter}-bench")));
         }
-        let found: Vec<&str> = REQUIREMENTS.iter().map(|requirement| requirement.name).collect();
-        assert_eq!(found, wanted);
+        let requirement_names: Vec<&str> =
+            REQUIREMENTS.iter().map(|requirement| requirement.name).collect();
+        assert_eq!(requirement_names, names);
     }
 }

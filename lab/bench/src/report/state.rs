@@ -3,13 +3,13 @@
 use crate::common::summary::show;
 use crate::common::verdict::Verdict;
 use crate::report::gather::{Fact, Gathered, differ};
-use crate::report::rows::{REQUIREMENTS, Requirement, Shown};
+use crate::report::rows::{REQUIREMENTS, Requirement, ShownBy};
 use serde::Serialize;
 use std::path::Path;
 
 /// A requirement with its evidence.
 #[derive(Debug, Serialize)]
-pub struct State {
+pub struct RequirementState {
     /// Its name.
     pub name: &'static str,
     /// Its summary.
@@ -28,36 +28,36 @@ pub struct State {
 const FIGURES_MAX: usize = 4;
 
 /// Returns the states of all requirements.
-pub fn states(gathered: &Gathered) -> Vec<State> {
+pub fn states(gathered: &Gathered) -> Vec<RequirementState> {
     REQUIREMENTS.iter().map(|requirement| state(requirement, gathered)).collect()
 }
 
-fn state(requirement: &Requirement, gathered: &Gathered) -> State {
+fn state(requirement: &Requirement, gathered: &Gathered) -> RequirementState {
     let (mut tests, mut figures, mut facts, mut unmeasured) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for shown in requirement.shown {
-        match shown {
-            Shown::Test(_, name) => tests.push(*name),
-            Shown::Figures(bench, label) => {
+    for evidence in requirement.shown {
+        match evidence {
+            ShownBy::Test(_, name) => tests.push(*name),
+            ShownBy::Figures(bench, label) => {
                 let matches = |fact: &&Fact| fact.bench == *bench && fact.label.starts_with(label);
-                let found: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
+                let matching_facts: Vec<&Fact> = gathered.facts.iter().filter(matches).collect();
                 // Figures with a verdict come first.
                 let mut first: Vec<&&Fact> =
-                    found.iter().filter(|fact| fact.verdict().is_some()).collect();
-                first.extend(found.iter().filter(|fact| fact.verdict().is_none()));
+                    matching_facts.iter().filter(|fact| fact.verdict().is_some()).collect();
+                first.extend(matching_facts.iter().filter(|fact| fact.verdict().is_none()));
                 figures.extend(first.iter().take(FIGURES_MAX).map(|fact| in_words(fact)));
                 if first.len() > FIGURES_MAX {
                     figures.push(format!("{} more of bench {bench}", first.len() - FIGURES_MAX));
                 }
-                if found.iter().all(|fact| fact.figures.is_empty()) {
+                if matching_facts.iter().all(|fact| fact.figures.is_empty()) {
                     unmeasured.push(format!("bench {bench} {label}").trim_end().to_string());
                 }
-                facts.extend(found);
+                facts.extend(matching_facts);
             }
         }
     }
     let is_short = |fact: &&Fact| matches!(fact.verdict(), Some(Verdict::Short | Verdict::Void));
-    let measured = facts.iter().any(|fact| !fact.figures.is_empty());
+    let is_measured = facts.iter().any(|fact| !fact.figures.is_empty());
     let mut lacks: Vec<String> =
         Some(requirement.lacks.to_string()).into_iter().filter(|lack| !lack.is_empty()).collect();
     if !unmeasured.is_empty() {
@@ -66,11 +66,11 @@ fn state(requirement: &Requirement, gathered: &Gathered) -> State {
     let state = match () {
         () if requirement.shown.is_empty() => "missing",
         () if facts.iter().any(is_short) => "SHORT",
-        () if tests.is_empty() && !measured => "not run",
+        () if tests.is_empty() && !is_measured => "not run",
         () if !lacks.is_empty() => "in part",
         () => "shown",
     };
-    State {
+    RequirementState {
         name: requirement.name,
         what: requirement.what,
         state,
@@ -109,23 +109,23 @@ pub fn figure(fact: &Fact) -> String {
 /// noise allowed, and returns a line for each.
 pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<String>> {
     #[derive(serde::Deserialize)]
-    struct Earlier {
+    struct EarlierFacts {
         gathered: Gathered,
     }
     let text = std::fs::read_to_string(earlier)
         .map_err(|error| anyhow::anyhow!("{}: {error}", earlier.display()))?;
-    let earlier: Earlier = serde_json::from_str(&text).map_err(|error| {
+    let earlier: EarlierFacts = serde_json::from_str(&text).map_err(|error| {
         anyhow::anyhow!("{}: not a report of memfold bench report: {error}", earlier.display())
     })?;
     let mut lines = Vec::new();
-    let mut compared = 0;
+    let mut count = 0;
     for fact in &mut gathered.facts {
         let before =
             earlier.gathered.facts.iter().find(|b| b.bench == fact.bench && b.label == fact.label);
         let (Some(before), Some(now)) = (before.and_then(Fact::spread), fact.spread()) else {
             continue;
         };
-        compared += 1;
+        count += 1;
         if differ(before.median, now.median) {
             fact.before = Some(before.median);
             let short = |value: f64| format!("{value:.3}");
@@ -138,8 +138,7 @@ pub fn against(gathered: &mut Gathered, earlier: &Path) -> anyhow::Result<Vec<St
             ));
         }
     }
-    lines
-        .insert(0, format!("{compared} figures compared, {} differ by more than 15%", lines.len()));
+    lines.insert(0, format!("{count} figures compared, {} differ by more than 15%", lines.len()));
     Ok(lines)
 }
 
@@ -155,9 +154,9 @@ mod tests {
 
     #[test]
     fn row_is_short_if_any_figure_is_and_not_run_without_figures() {
-        let mut gathered = Gathered::default();
-        gathered.add("store", false, row("all loads on small pages: time in", 1.3, "Short"));
-        let states = states(&gathered);
+        let mut results = Gathered::default();
+        results.add("store", false, row("all loads on small pages: time in", 1.3, "Short"));
+        let states = states(&results);
         let of = |name: &str| states.iter().find(|state| state.name == name).unwrap().state;
         assert_eq!(
             (of("M6"), of("M10"), of("Z1"), of("P2")),
@@ -182,12 +181,12 @@ mod tests {
         std::fs::write(&path, json!({ "gathered": before }).to_string()).unwrap();
         let lines = against(&mut now, &path).unwrap();
         std::fs::write(&path, "{}").unwrap();
-        let refused = against(&mut now, &path);
+        let refusal = against(&mut now, &path);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(lines[0], "2 figures compared, 1 differ by more than 15%");
         assert!(lines[1].contains(": b: 1.000 before, 1.200 now") && lines.len() == 2, "{lines:?}");
         let marks: Vec<String> = now.facts.iter().map(figure).collect();
         assert_eq!(marks, ["1.100", "1.200 noisy, 1.000 before", "1.200"]);
-        assert!(refused.is_err_and(|error| error.to_string().contains("not a report")));
+        assert!(refusal.is_err_and(|error| error.to_string().contains("not a report")));
     }
 }

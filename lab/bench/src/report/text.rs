@@ -127,8 +127,8 @@ mod tests {
         let (_, rest) = text.split_once(MARKS.0).unwrap();
         let (section, _) = rest.split_once(MARKS.1).unwrap();
         // The first lines name the machine, the command and the commit. The table follows.
-        for wanted in ["UTC", "cores", "Linux", "command: ", "commit "] {
-            assert!(section.contains(wanted), "the section has no '{wanted}'");
+        for word in ["UTC", "cores", "Linux", "command: ", "commit "] {
+            assert!(section.contains(word), "the section has no '{word}'");
         }
         let columns = |line: &str| line.replace("\\|", "").matches('|').count();
         let mut table = section.lines().filter(|line| line.starts_with('|'));

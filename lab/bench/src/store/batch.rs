@@ -37,14 +37,14 @@ fn measure(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<(f
     let spec = CodecSpec::parse(codec).map_err(|e| anyhow::anyhow!("{e}"))?;
     let pool = SoftwarePool::start(spec, BLOCK, 1)
         .map_err(|e| anyhow::anyhow!("starting a thread: {e}"))?;
-    let (mut bare, mut queue) = (BareCodec::new(spec, BLOCK), pool.queue());
+    let (mut codec, mut queue) = (BareCodec::new(spec, BLOCK), pool.queue());
     let mut to = Buffer::new(BATCH * BLOCK);
     let batches = corpus.pages() * PAGE / (BATCH * BLOCK);
     let mut ratios = Vec::new();
     let (mut one_s, mut two_s) = (f64::MAX, f64::MAX);
     for _ in 0..rounds {
         let start = Instant::now();
-        let one: usize = (0..batches).map(|batch| on_one(&mut bare, corpus, batch, &mut to)).sum();
+        let one: usize = (0..batches).map(|batch| on_one(&mut codec, corpus, batch, &mut to)).sum();
         let one_time = start.elapsed().as_secs_f64();
         let start = Instant::now();
         let two: usize = (0..batches).map(|batch| on_two(&mut queue, corpus, batch, &mut to)).sum();
@@ -83,17 +83,17 @@ fn on_two(queue: &mut dyn Compressor, corpus: &CorpusFile, batch: usize, to: &mu
     let jobs = jobs(corpus, batch, to);
     // SAFETY: each job's block lies in the corpus, and its place has room; nothing else uses the
     // places until all results are there.
-    let taken = unsafe { queue.submit(&jobs) };
-    assert_eq!(taken, BATCH, "an idle queue takes a batch");
-    let (mut left, mut bytes) = (BATCH, 0);
-    while left > 0 {
-        let mut done = [BatchResult::NONE; BATCH];
-        let count = queue.complete(&mut done, u64::MAX);
-        bytes += done[..count]
+    let count = unsafe { queue.submit(&jobs) };
+    assert_eq!(count, BATCH, "an idle queue takes a batch");
+    let (mut rest, mut bytes) = (BATCH, 0);
+    while rest > 0 {
+        let mut results = [BatchResult::NONE; BATCH];
+        let count = queue.complete(&mut results, u64::MAX);
+        bytes += results[..count]
             .iter()
             .map(|d| d.result.expect("the codec works").unwrap_or(BLOCK))
             .sum::<usize>();
-        left -= count;
+        rest -= count;
     }
     bytes
 }

@@ -2,7 +2,7 @@
 
 use crate::common::row::StoreRow;
 use crate::corpus::file::{CorpusFile, PAGE};
-use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::store::pool::{Whole, whole};
 use serde_json::json;
 
@@ -16,8 +16,8 @@ pub fn blocks(args: BriefArgs) -> anyhow::Result<i32> {
     brief("blocks", &args, |corpus, _, quick| measure(corpus, if quick { 1 } else { 3 }))
 }
 
-fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Found> {
-    let mut found = Found { rows: Vec::new(), name: "blocks", raw: Vec::new() };
+fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<BriefFindings> {
+    let mut findings = BriefFindings { rows: Vec::new(), name: "blocks", raw: Vec::new() };
     for codec in CODECS {
         let mut small: Option<Whole> = None;
         for order in ORDERS {
@@ -33,13 +33,13 @@ fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Found> {
             );
             let of = small.as_ref().map_or(1.0, |small| whole.stored as f64 / small.stored as f64);
             let label = format!("{codec}, blocks of {kib}K: bytes stored, of those of 4K blocks");
-            found.rows.push(StoreRow::plain(&label, of, note));
-            found.raw.push(json!({
+            findings.rows.push(StoreRow::plain(&label, of, note));
+            findings.raw.push(json!({
                 "codec": codec, "block_kib": kib, "ratio": ratio, "held_bytes": whole.held,
                 "out_mb_s": whole.out_mb_s, "in_mb_s": whole.in_mb_s,
             }));
             small.get_or_insert(whole);
         }
     }
-    Ok(found)
+    Ok(findings)
 }

@@ -79,15 +79,16 @@ fn row(
     let mut trial = DictionaryTrial::new(spec, block);
     let mut best = |dictionaries: &mut dyn Iterator<Item = Dictionary>| {
         let best = trial.best(judge.chunks_exact(block.bytes()), dictionaries);
-        let taken = best
+        let result = best
             .map(|(_, dictionary)| measure(corpus, codec, block, folios, &With::This(&dictionary)));
-        taken.transpose()
+        result.transpose()
     };
     let raw = best(&mut raw_dictionaries(&teach, block.bytes()))?;
-    let trained =
+    let dictionary =
         if codec == "zstd" { best(&mut trained_dictionaries(&teach, block))? } else { None };
-    let show = |taken: Option<Taken>| {
-        taken.map_or("-".into(), |taken| format!("{:.3}", taken.stored as f64 / off.stored as f64))
+    let show = |result: Option<Taken>| {
+        result
+            .map_or("-".into(), |result| format!("{:.3}", result.stored as f64 / off.stored as f64))
     };
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let note = format!(
@@ -95,7 +96,7 @@ fn row(
         mib(own.held),
         mib(off.held),
         show(raw),
-        show(trained),
+        show(dictionary),
         own.save_s / off.save_s,
     );
     let label = format!("canned {codec} {}K, {name}: bytes stored, on of off", block.bytes() >> 10);
@@ -121,10 +122,10 @@ fn measure(
     let mut save_s = 0.0;
     for round in 0..2 {
         save_s = 0.0;
-        for (nth, (page, saved)) in folios.iter().zip(&mut handles).enumerate() {
-            store.free_many(saved);
+        for (nth, (page, saves)) in folios.iter().zip(&mut handles).enumerate() {
+            store.free_many(saves);
             let start = Instant::now();
-            *saved = save(&store, &mut w, corpus, *page, folio_order);
+            *saves = save(&store, &mut w, corpus, *page, folio_order);
             save_s += start.elapsed().as_secs_f64();
             if round == 0 && nth % STEP == 0 {
                 store.canned_step();
@@ -132,8 +133,8 @@ fn measure(
         }
     }
     let mut to = Buffer::new(folio_order.bytes());
-    for (page, saved) in folios.iter().zip(&handles).step_by(7) {
-        load(&store, &mut w, saved, folio_order, to.bytes());
+    for (page, saves) in folios.iter().zip(&handles).step_by(7) {
+        load(&store, &mut w, saves, folio_order, to.bytes());
         ensure!(folio(corpus, *page) == to.bytes(), "page {page} came back wrong");
     }
     store.reap_dictionaries();

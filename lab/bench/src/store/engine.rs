@@ -54,19 +54,18 @@ impl Bench {
             self.region.pageout(0..len);
         }
         let out_ms = start.elapsed().as_secs_f64() * 1e3;
-        let held = self.memory.stats().pool_bytes.load(Relaxed) as f64 / len as f64;
+        let held_ratio = self.memory.stats().pool_bytes.load(Relaxed) as f64 / len as f64;
         let start = Instant::now();
         let bytes = self.region.as_slice();
         let sum = (0..len / PAGE).fold(0u8, |sum, page| sum ^ bytes[page * PAGE]);
         std::hint::black_box(sum);
         let in_ms = start.elapsed().as_secs_f64() * 1e3;
-        let changed = (1..=self.rounds.len()).fold(0u8, |sum, round| sum.wrapping_add(round as u8));
-        let right = |page: usize| {
-            is_right(&bytes[page * PAGE..][..PAGE], corpus_page(corpus, page), changed)
-        };
-        let wrong = (0..len / PAGE).filter(|page| !right(*page)).count();
-        anyhow::ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
-        self.rounds.push(Folded { out_ms, in_ms, held });
+        let sum = (1..=self.rounds.len()).fold(0u8, |sum, round| sum.wrapping_add(round as u8));
+        let right =
+            |page: usize| is_right(&bytes[page * PAGE..][..PAGE], corpus_page(corpus, page), sum);
+        let wrong_pages = (0..len / PAGE).filter(|page| !right(*page)).count();
+        anyhow::ensure!(wrong_pages == 0, "{wrong_pages} PAGES came back WRONG");
+        self.rounds.push(Folded { out_ms, in_ms, held: held_ratio });
         // A small change in every block makes the next round compress it again.
         let round = self.rounds.len() as u8;
         let bytes = self.region.as_mut_slice();
@@ -127,18 +126,18 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
     let (in_ratio, in_note) = ms(|f| f.in_ms);
     let (output, output_small) =
         (whole(corpus, "zstd", 2, 1)?.stored, whole(corpus, "zstd", 0, 1)?.stored);
-    let (held, held_small) = (block.median(|f| f.held), small.median(|f| f.held));
-    let fell = fallback.memory.stats();
+    let (held_ratio, held_small) = (block.median(|f| f.held), small.median(|f| f.held));
+    let stats = fallback.memory.stats();
     let (in_ms, plain_ms) = (fallback.median(|f| f.in_ms), block.median(|f| f.in_ms));
     Ok(vec![
         StoreRow::at_most("zstd, 16K of 4K blocks: time out", out_ratio, OUT_MAX, out_note),
         StoreRow::at_most("zstd, 16K of 4K blocks: time in", in_ratio, IN_MAX, in_note),
         StoreRow::at_most_of(
             "zstd, 16K of 4K blocks: bytes held",
-            held / held_small,
+            held_ratio / held_small,
             STORED_MAX,
             output as f64 / output_small as f64,
-            format!("{:.1}% of {:.1}% of the data", held * 100.0, held_small * 100.0),
+            format!("{:.1}% of {:.1}% of the data", held_ratio * 100.0, held_small * 100.0),
         ),
         StoreRow::at_most(
             "all loads on small pages: time in",
@@ -146,7 +145,7 @@ pub fn rows(corpus: &CorpusFile, len: usize, rounds: usize) -> anyhow::Result<Ve
             FALLBACK_MAX,
             format!(
                 "{in_ms:.0} ms of {plain_ms:.0} ms, {} loads fell back",
-                fell.load_fallback.load(Relaxed)
+                stats.load_fallback.load(Relaxed)
             ),
         ),
     ])
@@ -179,9 +178,9 @@ mod tests {
         page[CHANGED] = 10;
         assert!(is_right(&page, &original, 3));
         for at in [0, CHANGED, CHANGED + 1, PAGE - 1] {
-            let mut wrong = page;
-            wrong[at] ^= 1;
-            assert!(!is_right(&wrong, &original, 3), "byte {at}");
+            let mut page_changed = page;
+            page_changed[at] ^= 1;
+            assert!(!is_right(&page_changed, &original, 3), "byte {at}");
         }
     }
 }

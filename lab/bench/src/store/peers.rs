@@ -4,7 +4,7 @@
 use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
-use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::host::guard;
 use crate::host::machine::kib_field;
 use anyhow::{Context, bail, ensure};
@@ -72,9 +72,9 @@ impl Drop for Data<'_> {
     }
 }
 
-fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Result<Found> {
+fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Result<BriefFindings> {
     let data = Data::new(corpus, times)?;
-    let mut found = Found { rows: Vec::new(), name: "peers", raw: Vec::new() };
+    let mut findings = BriefFindings { rows: Vec::new(), name: "peers", raw: Vec::new() };
     let mut others = Vec::new();
     for codec in ["lz4", "zstd"] {
         let name = format!("memfold {codec}, blocks of 16K");
@@ -92,7 +92,7 @@ fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Resu
                 });
             }
         }
-        Err(why) => found.rows.push(StoreRow::not_run("nbdkit memory", "", &format!("{why:#}"))),
+        Err(why) => findings.rows.push(StoreRow::not_run("nbdkit memory", "", &format!("{why:#}"))),
     }
     match version("python3", &["-c", "import numpy, blosc2; print('blosc2', blosc2.__version__)"]) {
         Ok(blosc) => {
@@ -101,7 +101,7 @@ fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Resu
                 others.push(Other { name, run: Box::new(move |data| blosc2(data, codec)) });
             }
         }
-        Err(why) => found.rows.push(StoreRow::not_run("blosc2 array", "", &format!("{why:#}"))),
+        Err(why) => findings.rows.push(StoreRow::not_run("blosc2 array", "", &format!("{why:#}"))),
     }
     let mut passes: Vec<Vec<Pass>> = others.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
@@ -114,23 +114,23 @@ fn measure(corpus: &CorpusFile, (times, rounds): (usize, usize)) -> anyhow::Resu
         let ratio = spread(&|pass| data.bytes as f64 / pass.held_bytes as f64);
         let (out, back) = (spread(&|pass| pass.out_mb_s), spread(&|pass| pass.in_mb_s));
         let (Some(ratio), Some(out), Some(back)) = (ratio, out, back) else { continue };
-        let held = passes.last().map_or(0, |pass| pass.held_bytes) as f64 / 1048576.0;
+        let held_mib = passes.last().map_or(0, |pass| pass.held_bytes) as f64 / 1048576.0;
         let note = format!(
-            "held {held:.1} of {} MiB; {} MB/s out, {} in",
+            "held {held_mib:.1} of {} MiB; {} MB/s out, {} in",
             data.bytes >> 20,
             out.show(),
             back.show()
         );
-        found.rows.push(StoreRow::plain(
+        findings.rows.push(StoreRow::plain(
             &format!("{}: data for each byte held", other.name),
             ratio.median,
             note,
         ));
-        found
+        findings
             .raw
             .push(json!({ "peer": other.name, "ratio": ratio, "out_mb_s": out, "in_mb_s": back }));
     }
-    Ok(found)
+    Ok(findings)
 }
 
 /// Returns the first line that a program prints with these arguments.
@@ -181,10 +181,10 @@ fn memfold(data: &Data, codec: &str) -> anyhow::Result<Pass> {
         memory.stats().pool_bytes.load(Relaxed) + memory.stats().index_bytes.load(Relaxed);
     let start = Instant::now();
     // SAFETY: both are readable for a page; every byte is read and compared.
-    let same = |number| unsafe {
+    let is_same = |number| unsafe {
         libc::memcmp(page(number).cast(), data.corpus.page(number as u64).cast(), PAGE) == 0
     };
-    let right = (0..data.bytes / PAGE).all(same);
+    let right = (0..data.bytes / PAGE).all(is_same);
     let in_mb_s = data.mb_s(start);
     ensure!(right, "a page came back wrong");
     Ok(Pass { out_mb_s, in_mb_s, held_bytes })
@@ -209,7 +209,7 @@ fn copy_and_compare(data: &Data, socket: &Path, pid: u32) -> anyhow::Result<Pass
         ensure!(start.elapsed() < Duration::from_secs(10), "nbdkit did not start");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let held = || {
+    let held_kib = || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         kib_field(&status, "RssAnon:").context("nbdkit has ended")
     };
@@ -219,14 +219,15 @@ fn copy_and_compare(data: &Data, socket: &Path, pid: u32) -> anyhow::Result<Pass
     nbdcopy(&[&file, &uri])?;
     let out_mb_s = data.mb_s(start);
     // All of its memory, because one allocator allocates before it is written to.
-    let held_bytes = held()?;
+    let held_bytes = held_kib()?;
     let start = Instant::now();
     nbdcopy(&[&uri, "null:"])?;
     let in_mb_s = data.mb_s(start);
     nbdcopy(&[&uri, &copy.display().to_string()])?;
-    let same = Command::new("cmp").arg(&file).arg(&copy).stdout(Stdio::null()).status()?.success();
+    let is_same =
+        Command::new("cmp").arg(&file).arg(&copy).stdout(Stdio::null()).status()?.success();
     fs::remove_file(&copy)?;
-    ensure!(same, "the disk gave other bytes back");
+    ensure!(is_same, "the disk gave other bytes back");
     Ok(Pass { out_mb_s, in_mb_s, held_bytes })
 }
 
@@ -250,9 +251,9 @@ fn blosc2(data: &Data, codec: &str) -> anyhow::Result<Pass> {
     ensure!(output.status.success(), "{}", errors.lines().last().unwrap_or("it failed"));
     let text = String::from_utf8(output.stdout)?;
     let figures: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [out_s, in_s, held] = figures[..] else { bail!("it said '{}'", text.trim()) };
+    let [out_s, in_s, held_bytes] = figures[..] else { bail!("it said '{}'", text.trim()) };
     let mb = data.bytes as f64 / 1e6;
-    Ok(Pass { out_mb_s: mb / out_s, in_mb_s: mb / in_s, held_bytes: held as u64 })
+    Ok(Pass { out_mb_s: mb / out_s, in_mb_s: mb / in_s, held_bytes: held_bytes as u64 })
 }
 
 const BLOSC: &str = "

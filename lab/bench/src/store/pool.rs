@@ -48,7 +48,7 @@ pub fn save(
     let mut handles = vec![Handle::NONE; blocks];
     assert!(page as usize + order.pages() <= corpus.pages());
     // SAFETY: the pages lie in the corpus one after another, page-aligned, and are never written.
-    let saved = unsafe {
+    let outcome = unsafe {
         store.save(
             w,
             corpus.page(page),
@@ -59,7 +59,7 @@ pub fn save(
             &mut handles,
         )
     };
-    saved.expect("a store without a limit takes everything");
+    outcome.expect("a store without a limit takes everything");
     handles
 }
 
@@ -70,23 +70,23 @@ pub fn load(store: &Store, w: &mut CodecWorker, handles: &[Handle], order: Order
     for (index, handle) in handles.iter().enumerate() {
         // SAFETY: block `index` lies in the folio, for which `to` has room; nothing frees the
         // handle meanwhile.
-        let loaded =
+        let outcome =
             unsafe { store.load(w, *handle, block, to[index * block.bytes()..].as_mut_ptr()) };
-        loaded.expect("what was saved loads");
+        outcome.expect("what was saved loads");
     }
 }
 
 /// A page-aligned buffer for one folio of any order.
-pub struct Buffer(Vec<Page>);
+pub struct Buffer(Vec<AlignedPage>);
 
 #[repr(C, align(4096))]
 #[derive(Copy, Clone)]
-struct Page([u8; PAGE]);
+struct AlignedPage([u8; PAGE]);
 
 impl Buffer {
     /// Makes a buffer of zeros.
     pub fn new(bytes: usize) -> Buffer {
-        Buffer(vec![Page([0; PAGE]); bytes.div_ceil(PAGE)])
+        Buffer(vec![AlignedPage([0; PAGE]); bytes.div_ceil(PAGE)])
     }
 
     /// Returns the bytes.
@@ -120,23 +120,23 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
     let folio_order = order(block.max(4));
     let folios = corpus.pages() / folio_order.pages();
     let bytes = folios * folio_order.bytes();
-    let (mut out_s, mut in_s, mut held, mut stored) = (f64::MAX, f64::MAX, 0, 0);
+    let (mut out_s, mut in_s, mut held_bytes, mut stored_bytes) = (f64::MAX, f64::MAX, 0, 0);
     let mut to = Buffer::new(folio_order.bytes());
     for _ in 0..rounds {
         let store = store(codec, block, 1)?;
         let mut w = store.worker();
         let start = Instant::now();
         let pages = (0..folios).map(|folio| (folio * folio_order.pages()) as u64);
-        let saved: Vec<_> =
+        let saves: Vec<_> =
             pages.map(|page| (page, save(&store, &mut w, corpus, page, folio_order))).collect();
         out_s = start.elapsed().as_secs_f64().min(out_s);
-        (held, stored) = (store.pool_bytes(), store.stats().stored_bytes);
+        (held_bytes, stored_bytes) = (store.pool_bytes(), store.stats().stored_bytes);
         let start = Instant::now();
-        for (_, handles) in &saved {
+        for (_, handles) in &saves {
             load(&store, &mut w, handles, folio_order, to.bytes());
         }
         in_s = start.elapsed().as_secs_f64().min(in_s);
-        for (page, handles) in saved.iter().step_by(7) {
+        for (page, handles) in saves.iter().step_by(7) {
             load(&store, &mut w, handles, folio_order, to.bytes());
             anyhow::ensure!(
                 folio(corpus, *page) == &to.bytes()[..FOLIO_BYTES],
@@ -145,7 +145,7 @@ pub fn whole(corpus: &CorpusFile, codec: &str, block: u8, rounds: usize) -> anyh
         }
     }
     let mb = bytes as f64 / 1e6;
-    Ok(Whole { stored, held, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
+    Ok(Whole { stored: stored_bytes, held: held_bytes, out_mb_s: mb / out_s, in_mb_s: mb / in_s })
 }
 
 /// Folios kept at a time while the overhead is measured: more than fits into the CPU caches.
@@ -155,10 +155,10 @@ const RING: usize = 512;
 /// folios. Folios with a same-filled page are left out: the store skips those, which would improve
 /// its figures.
 pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Result<StoreRow> {
-    let filled = |page: &[u8]| page.chunks_exact(8).all(|word| word == &page[..8]);
+    let is_filled = |page: &[u8]| page.chunks_exact(8).all(|word| word == &page[..8]);
     let starts = (0..corpus.pages() as u64 / FOLIO_PAGES).map(|folio| folio * FOLIO_PAGES);
     let pages: Vec<u64> =
-        starts.filter(|&start| !folio(corpus, start).chunks(PAGE).any(filled)).collect();
+        starts.filter(|&start| !folio(corpus, start).chunks(PAGE).any(is_filled)).collect();
     anyhow::ensure!(pages.len() > RING, "the corpus has too few folios without same-filled pages");
     let store = store(codec, 2, 1)?;
     let mut ours = Ours {
@@ -168,13 +168,16 @@ pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Resu
         to: Buffer::new(FOLIO_BYTES),
     };
     let spec = ours.w.codec();
-    let bare = BareCodec::new(spec, BLOCK_BYTES);
-    let mut bare =
-        Bare { codec: bare, ring: Buffer::new(RING * FOLIO_BYTES), to: Buffer::new(FOLIO_BYTES) };
+    let bare_codec = BareCodec::new(spec, BLOCK_BYTES);
+    let mut run = Bare {
+        codec: bare_codec,
+        ring: Buffer::new(RING * FOLIO_BYTES),
+        to: Buffer::new(FOLIO_BYTES),
+    };
     // Both run once through their rings first, so that neither touches new memory.
     (0..2 * RING).for_each(|at| {
         ours.step(corpus, pages[at % pages.len()], at % RING);
-        bare.step(corpus, pages[at % pages.len()], at % RING);
+        run.step(corpus, pages[at % pages.len()], at % RING);
     });
     let mut ratios = Vec::new();
     let mut sums = (Duration::ZERO, Duration::ZERO);
@@ -184,9 +187,9 @@ pub fn overhead(corpus: &CorpusFile, codec: &str, rounds: usize) -> anyhow::Resu
             // The second of the two finds the folio in the CPU caches, so they take turns.
             if (at + round) % 2 == 0 {
                 ours_time += ours.step(corpus, *page, at % RING);
-                bare_time += bare.step(corpus, *page, at % RING);
+                bare_time += run.step(corpus, *page, at % RING);
             } else {
-                bare_time += bare.step(corpus, *page, at % RING);
+                bare_time += run.step(corpus, *page, at % RING);
                 ours_time += ours.step(corpus, *page, at % RING);
             }
         }
@@ -230,22 +233,22 @@ impl Bare {
     fn step(&mut self, corpus: &CorpusFile, page: u64, at: usize) -> Duration {
         let folio = folio(corpus, page);
         let start = Instant::now();
-        let packed = &mut self.ring.bytes()[at * FOLIO_BYTES..][..FOLIO_BYTES];
+        let output = &mut self.ring.bytes()[at * FOLIO_BYTES..][..FOLIO_BYTES];
         for (block, to) in folio.chunks(BLOCK_BYTES).zip(self.to.bytes().chunks_mut(BLOCK_BYTES)) {
             let room = huge_threshold(BLOCK_BYTES);
-            // SAFETY: the block is readable; `packed` has room for it; they lie apart.
+            // SAFETY: the block is readable; `output` has room for it; they lie apart.
             let size = unsafe {
-                self.codec.compress(block.as_ptr(), BLOCK_BYTES, packed.as_mut_ptr(), room)
+                self.codec.compress(block.as_ptr(), BLOCK_BYTES, output.as_mut_ptr(), room)
             };
             match size.expect("the codec works") {
                 // SAFETY: the `size` bytes were just written; `to` has room for the block.
                 Some(size) => unsafe {
-                    self.codec.decompress(packed.as_ptr(), size, to.as_mut_ptr(), BLOCK_BYTES)
+                    self.codec.decompress(output.as_ptr(), size, to.as_mut_ptr(), BLOCK_BYTES)
                 }
                 .expect("what was compressed decompresses"),
                 None => {
-                    packed[..BLOCK_BYTES].copy_from_slice(block);
-                    to.copy_from_slice(&packed[..BLOCK_BYTES]);
+                    output[..BLOCK_BYTES].copy_from_slice(block);
+                    to.copy_from_slice(&output[..BLOCK_BYTES]);
                 }
             }
         }
@@ -259,13 +262,13 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
     let store = store("lz4", 2, 1)?;
     let mut w = store.worker();
     let mut random = Random::new(7);
-    let mut dying = BinaryHeap::new();
+    let mut deaths = BinaryHeap::new();
     for now in 0..objects {
-        while let Some(Reverse((death, handle))) = dying.peek().copied()
+        while let Some(Reverse((death, handle))) = deaths.peek().copied()
             && death <= now
         {
             store.free(Handle::from_bits(handle));
-            dying.pop();
+            deaths.pop();
         }
         let number = [0, 0, 0, 1, 1, 2, 2, 2][random.below(8)];
         let order = order(number);
@@ -276,7 +279,7 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
             _ => objects,
         };
         let death = now + 1 + random.below(2 * life as usize) as u64;
-        dying.extend(
+        deaths.extend(
             save(&store, &mut w, corpus, page, order)
                 .into_iter()
                 .map(|h| Reverse((death, h.to_bits()))),
@@ -299,7 +302,8 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
         )
     };
     let label = |what: &str| format!("stored of held after {objects} objects, {what}");
-    let compacted = format!("{}; {} moved in {ms:.0} ms", note(&after), after.moved - before.moved);
+    let note_after =
+        format!("{}; {} moved in {ms:.0} ms", note(&after), after.moved - before.moved);
     Ok(vec![
         StoreRow::at_least(
             &label("not compacted"),
@@ -311,7 +315,7 @@ pub fn churn(corpus: &CorpusFile, objects: u64) -> anyhow::Result<Vec<StoreRow>>
             &label("compacted"),
             after.efficiency(),
             EFFICIENCY_COMPACT_MIN,
-            compacted,
+            note_after,
         ),
     ])
 }

@@ -6,7 +6,7 @@ use crate::common::row::StoreRow;
 use crate::common::summary::Spread;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::{Pages, corpus_sums};
-use crate::harness::brief::{BriefArgs, Found, brief};
+use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::store::pool::{Buffer, FOLIO_PAGES, load, order, save, store};
 use anyhow::ensure;
 use memfold_engine::{Delivery, Memory, Region};
@@ -28,12 +28,12 @@ const BEST_SHARE: f64 = 0.97;
 /// Measures, prints and returns the exit status.
 pub fn pools(args: BriefArgs) -> anyhow::Result<i32> {
     brief("pools", &args, |corpus, _, quick| {
-        let mut found = Found { rows: Vec::new(), name: "pools", raw: Vec::new() };
-        many(corpus, quick, &mut found)?;
+        let mut findings = BriefFindings { rows: Vec::new(), name: "pools", raw: Vec::new() };
+        many(corpus, quick, &mut findings)?;
         for (zeros, folio) in [(true, "4K"), (true, "2M"), (false, "4K"), (false, "2M")] {
-            sequential(corpus, zeros, folio, quick, &mut found.rows)?;
+            sequential(corpus, zeros, folio, quick, &mut findings.rows)?;
         }
-        Ok(found)
+        Ok(findings)
     })
 }
 
@@ -93,7 +93,7 @@ fn together(
     let barrier = Barrier::new(WORKLOADS as usize + 1);
     let mut before = memory.store_stats();
     let mut start = Instant::now();
-    let wrong: u64 = std::thread::scope(|scope| {
+    let wrong_bytes: u64 = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..WORKLOADS)
             .map(|number| {
                 let barrier = &barrier;
@@ -132,14 +132,14 @@ fn together(
         threads.into_iter().map(|thread| thread.join().expect("a workload panicked")).sum()
     });
     let seconds = start.elapsed().as_secs_f64();
-    ensure!(wrong == 0, "{wrong} bytes wrong");
+    ensure!(wrong_bytes == 0, "{wrong_bytes} bytes wrong");
     let after = memory.store_stats();
     let (waits, wait_ns) =
         (after.lock_waits - before.lock_waits, after.lock_wait_ns - before.lock_wait_ns);
     Ok(Together::of((WORKLOADS * steps) as f64, (RUN * PAGE) as f64 / 1e6, seconds, waits, wait_ns))
 }
 
-fn many(corpus: &CorpusFile, quick: bool, found: &mut Found) -> anyhow::Result<()> {
+fn many(corpus: &CorpusFile, quick: bool, found: &mut BriefFindings) -> anyhow::Result<()> {
     let (default, counts) = pool_counts(&[8, 32]);
     let (part, steps, rounds) = if quick { (4 << 20, 300, 3) } else { (16 << 20, 1500, 5) };
     let sums = corpus_sums(corpus);
@@ -210,7 +210,7 @@ fn sequential(
         }
     }
     let (mut out, mut back) = (Vec::new(), Vec::new());
-    let (mut index_bytes, mut held) = (0, 0);
+    let (mut index_bytes, mut held_bytes) = (0, 0);
     for _ in 0..rounds {
         let start = Instant::now();
         region.pageout(0..len);
@@ -220,7 +220,7 @@ fn sequential(
         }
         out.push(len as f64 / 1e6 / start.elapsed().as_secs_f64());
         index_bytes = memory.stats().index_bytes.load(Relaxed).max(index_bytes);
-        held = memory.stats().pool_bytes.load(Relaxed).max(held);
+        held_bytes = memory.stats().pool_bytes.load(Relaxed).max(held_bytes);
         let start = Instant::now();
         // SAFETY: each page lies in the region; the read is volatile, so that the page is really
         // touched.
@@ -229,11 +229,13 @@ fn sequential(
         });
         back.push(len as f64 / 1e6 / start.elapsed().as_secs_f64());
         let zero = [0u8; PAGE];
-        let wanted = |number: usize| if zeros { zero.as_ptr() } else { corpus.page(number as u64) };
+        let page_of =
+            |number: usize| if zeros { zero.as_ptr() } else { corpus.page(number as u64) };
         // SAFETY: both are readable for a page.
-        let same =
-            |number| unsafe { libc::memcmp(page(number).cast(), wanted(number).cast(), PAGE) == 0 };
-        ensure!((0..len / PAGE).all(same), "a page came back wrong");
+        let is_same = |number| unsafe {
+            libc::memcmp(page(number).cast(), page_of(number).cast(), PAGE) == 0
+        };
+        ensure!((0..len / PAGE).all(is_same), "a page came back wrong");
     }
     let what = if zeros { "zeros" } else { "real data" };
     let show =
@@ -246,7 +248,7 @@ fn sequential(
     let note = format!(
         "{} KiB, pool {:.1} MiB for {} MiB",
         index_bytes / 1024,
-        held as f64 / 1048576.0,
+        held_bytes as f64 / 1048576.0,
         len >> 20
     );
     rows.push(StoreRow::plain(&label("index, % of the data"), share, note));

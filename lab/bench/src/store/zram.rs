@@ -20,9 +20,9 @@ const ZSTD_MAX: f64 = 0.65;
 /// removed afterwards.
 fn zram(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
     guard::open_journal(Path::new(JOURNAL_PATH))?;
-    let measured = on_device(corpus, rounds);
+    let outcome = on_device(corpus, rounds);
     guard::close_journal();
-    measured
+    outcome
 }
 
 fn on_device(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
@@ -61,7 +61,7 @@ fn on_device(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Whole> {
 /// With lz4 the target is for the best block size that is no slower than zram: blocks of 256 KiB.
 /// The default of 16 KiB is shown beside it.
 pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>> {
-    let asked =
+    let settings =
         [("lz4", 2, "16K", LZ4_MAX), ("lz4", 6, "256K", LZ4_MAX), ("zstd", 2, "16K", ZSTD_MAX)];
     let label =
         |codec: &str, block: &str, what: &str| format!("{codec} {block} of zram lz4: {what}");
@@ -73,20 +73,20 @@ pub fn rows(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<Vec<StoreRow>>
                 &why.to_string(),
             )
         };
-        return Ok(asked.into_iter().map(row).collect());
+        return Ok(settings.into_iter().map(row).collect());
     }
-    let ours = asked.map(|(codec, order, ..)| whole(corpus, codec, order, rounds));
+    let ours = settings.map(|(codec, order, ..)| whole(corpus, codec, order, rounds));
     let kernel = zram(corpus, rounds)?;
     let mut rows = Vec::new();
-    for (ours, (codec, _, block, most)) in ours.into_iter().zip(asked) {
+    for (ours, (codec, _, block, most)) in ours.into_iter().zip(settings) {
         let ours = ours?;
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-        let (held, floor) =
+        let (held_ratio, floor) =
             (ours.held as f64 / kernel.held as f64, ours.stored as f64 / kernel.held as f64);
         let note = format!("{:.1} of {:.1} MiB", mib(ours.held), mib(kernel.held));
         rows.push(StoreRow::at_most_of(
             &label(codec, block, "bytes held"),
-            held,
+            held_ratio,
             most,
             floor,
             note,

@@ -18,13 +18,13 @@ const SPARSE_MAX_MIB: u64 = 256;
 const HUGE: usize = 2 << 20;
 
 /// Memory of an engine when all is folded, in bytes.
-struct Held {
+struct HeldBytes {
     index: u64,
     pool: u64,
 }
 
 /// Fills every page of a region of `len` bytes with a different pattern, and folds it.
-fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
+fn held(len: usize, settings: &[String]) -> anyhow::Result<HeldBytes> {
     let (memory, region) = folded(len, Delivery::Signal, settings)?;
     for page in 0..len / PAGE {
         // SAFETY: the page lies in the region, which nothing else uses.
@@ -35,8 +35,8 @@ fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
     }
     fold(&memory, &region, len);
     let stats = memory.stats();
-    let held =
-        Held { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
+    let sizes =
+        HeldBytes { index: stats.index_bytes.load(Relaxed), pool: stats.pool_bytes.load(Relaxed) };
     for page in (0..len / PAGE).step_by(997) {
         // SAFETY: the page lies in the region, which nothing else uses.
         let word = unsafe {
@@ -44,7 +44,7 @@ fn held(len: usize, settings: &[String]) -> anyhow::Result<Held> {
         };
         anyhow::ensure!(word == pattern(page), "page {page} is WRONG");
     }
-    Ok(held)
+    Ok(sizes)
 }
 
 fn pattern(page: usize) -> u64 {
@@ -78,10 +78,10 @@ pub fn rows(quick: bool) -> anyhow::Result<Vec<StoreRow>> {
             show_size(small.pool),
         );
         let label = format!("index memory saved by 2M folios, blocks of {block}");
-        let saved = 1.0 - large.index as f64 / small.index as f64;
+        let saving = 1.0 - large.index as f64 / small.index as f64;
         rows.push(match is_judged {
-            true => StoreRow::at_least(&label, saved, SAVED_MIN, note),
-            false => StoreRow::plain(&label, saved, note),
+            true => StoreRow::at_least(&label, saving, SAVED_MIN, note),
+            false => StoreRow::plain(&label, saving, note),
         });
     }
     rows.extend(sparse(if quick { 1 << 36 } else { 1 << 40 })?);
@@ -110,8 +110,8 @@ fn sparse(len: usize) -> anyhow::Result<Vec<StoreRow>> {
     let table_bytes = tables().saturating_sub(tables_before);
     for at in (0..len).step_by(HUGE * 61) {
         // SAFETY: `at` lies in the region, which nothing else uses.
-        let found = unsafe { word(at).read_volatile() };
-        anyhow::ensure!(found == !(at as u64), "byte {at:#x} is WRONG");
+        let word_at = unsafe { word(at).read_volatile() };
+        anyhow::ensure!(word_at == !(at as u64), "byte {at:#x} is WRONG");
     }
     let steps = (len / HUGE) as f64;
     let note = format!(

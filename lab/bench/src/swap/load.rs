@@ -222,7 +222,7 @@ pub fn kernel_rows(load: &Load<'_>, zswap: bool) -> anyhow::Result<Vec<StoreRow>
             .collect());
     }
     guard::open_journal(Path::new(JOURNAL_PATH))?;
-    let rows = against_kernel(load, labels[0], None).and_then(|plain| {
+    let rows = against_kernel(load, labels[0], None).and_then(|plain_run| {
         let refusal = match (check_zswap(), zswap) {
             (Err(why), _) => Some(why.to_string()),
             (Ok(()), false) => {
@@ -234,7 +234,7 @@ pub fn kernel_rows(load: &Load<'_>, zswap: bool) -> anyhow::Result<Vec<StoreRow>
             Some(why) => vec![StoreRow::not_run(labels[1], &target, &why)],
             None => against_kernel(load, labels[1], Some(ZSWAP_PERCENT))?,
         };
-        Ok([plain, with].concat())
+        Ok([plain_run, with].concat())
     });
     guard::close_journal();
     rows
@@ -247,12 +247,12 @@ fn against_kernel(
 ) -> anyhow::Result<Vec<StoreRow>> {
     // A cgroup of version 1 doesn't count zswap's memory. So memfold gets as much on top, and the
     // load grows with it.
-    let outside = match (zswap_percent, Hierarchy::find()?) {
+    let room = match (zswap_percent, Hierarchy::find()?) {
         (Some(percent), Hierarchy::V1(_)) => Machine::read().memory_bytes / 100 * percent,
         _ => 0,
     };
-    let kernels = Load { size: load.size + 2 * (outside >> 20 << 20), ..load.clone() };
-    let ours = Load { limit: load.limit + outside, ..kernels.clone() };
+    let kernels = Load { size: load.size + 2 * (room >> 20 << 20), ..load.clone() };
+    let ours = Load { limit: load.limit + room, ..kernels.clone() };
     let sizes = [FolioKib(4), FolioKib(64)].into_iter().filter(|size| size.check().is_ok());
     let mut theirs: Vec<(FolioKib, Vec<RunResult>)> =
         sizes.map(|size| (size, Vec::new())).collect();
@@ -273,8 +273,8 @@ fn against_kernel(
         let note = match zswap_percent {
             None => format!("{}; {out} swapped out", phases(results)),
             Some(_) => {
-                let held = show_size(*counters.get("zswap_bytes").unwrap_or(&0));
-                format!("{}; {out} swapped out; zswap {ZSWAP_CODEC} held {held}", phases(results))
+                let note = show_size(*counters.get("zswap_bytes").unwrap_or(&0));
+                format!("{}; {out} swapped out; zswap {ZSWAP_CODEC} held {note}", phases(results))
             }
         };
         let label = label
@@ -283,10 +283,10 @@ fn against_kernel(
         rows.push(StoreRow::plain(&label, speed, note));
     }
     let speed = median(&own, throughput);
-    let written =
+    let size =
         show_size(own[0].counters.get("swap_bytes").copied().unwrap_or(0).max(written(&own[0])));
     let note = format!(
-        "{} of {} MB/s: {}; {} in {}; {written} of data in the file",
+        "{} of {} MB/s: {}; {} in {}; {size} of data in the file",
         show(speed),
         show(best),
         phases(&own),
@@ -340,10 +340,10 @@ mod tests {
 
     #[test]
     fn run_with_wrong_byte_or_without_end_is_rejected() {
-        let wrong = RunResult { bytes_wrong: 1, ..result(&[]) };
-        assert!(finished(wrong).unwrap_err().to_string().contains("1 WRONG BYTES"));
-        let broken = RunResult { broke_off: Some("killed".into()), ..result(&[]) };
-        assert!(finished(broken).unwrap_err().to_string().contains("killed"));
+        let result_wrong = RunResult { bytes_wrong: 1, ..result(&[]) };
+        assert!(finished(result_wrong).unwrap_err().to_string().contains("1 WRONG BYTES"));
+        let result_broken = RunResult { broke_off: Some("killed".into()), ..result(&[]) };
+        assert!(finished(result_broken).unwrap_err().to_string().contains("killed"));
         assert!(finished(result(&[])).is_ok());
     }
 }

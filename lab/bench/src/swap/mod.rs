@@ -80,7 +80,7 @@ const PARTS: [SwapPart; 9] = [
 
 /// The conditions of the measurement.
 #[derive(Serialize)]
-struct Found {
+struct SwapFindings {
     corpus: String,
     dir: String,
     /// zswap's state before the benchmark.
@@ -97,7 +97,8 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
     let path = args.corpus.find()?;
     let corpus = CorpusFile::open(&path)?;
     let dir = args.dir.display().to_string();
-    let mut report = Report::new(Found { corpus: describe(&path)?, dir, zswap: zswap_history() });
+    let mut report =
+        Report::new(SwapFindings { corpus: describe(&path)?, dir, zswap: zswap_history() });
     for part in PARTS {
         if args.part.is_empty() || args.part.contains(&part) {
             report
@@ -105,10 +106,10 @@ pub fn swap(args: SwapArgs) -> anyhow::Result<i32> {
                 .extend(measure(part, &args, &path, &corpus).with_context(|| format!("{part:?}"))?);
         }
     }
-    let Found { corpus, dir, zswap } = &report.found;
-    let (beside, body) =
+    let SwapFindings { corpus, dir, zswap } = &report.found;
+    let (note, body) =
         (format!("; zswap {zswap}"), format!("corpus: {corpus}\nswap files in {dir}\n"));
-    report.finish(&args.output, "swap", (&beside, &body), false)
+    report.finish(&args.output, "swap", (&note, &body), false)
 }
 
 fn measure(

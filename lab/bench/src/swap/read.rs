@@ -54,9 +54,9 @@ fn fio(corpus: &CorpusFile, dir: &Path, len: usize) -> anyhow::Result<f64> {
     let mut child =
         guard::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()))?;
     let mut text = String::new();
-    let read = child.stdout.take().context("no pipe")?.read_to_string(&mut text);
+    let outcome = child.stdout.take().context("no pipe")?.read_to_string(&mut text);
     guard::end_child(child)?;
-    read?;
+    outcome?;
     let report: serde_json::Value = serde_json::from_str(&text).context("fio printed no JSON")?;
     match report["jobs"][0]["read"]["bw_bytes"].as_f64() {
         Some(rate) if report["jobs"][0]["error"] == 0 => Ok(rate / 1e6),

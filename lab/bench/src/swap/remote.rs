@@ -9,7 +9,7 @@ use crate::common::summary::show;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::corpus::page::{Pages, corpus_sums};
 use crate::harness::region::counters_of;
-use crate::host::guard::{self, Scratch};
+use crate::host::guard::{self, GuardedDirectory};
 use crate::host::machine::kib_field;
 use crate::host::program::find;
 use crate::swap::load::Load;
@@ -126,10 +126,10 @@ impl Far {
             std::thread::sleep(Duration::from_millis(5));
         }
         let out_mb_s = bytes as f64 / 1e6 / (at - start).as_secs_f64();
-        let (file, failed) = (count(&memory, "swap_bytes"), count(&memory, "remote_failed"));
+        let (file, failures) = (count(&memory, "swap_bytes"), count(&memory, "remote_failed"));
         ensure!(
-            bytes > load.size / 2 && failed == 0,
-            "only {} went to the store, {} is in the file, {failed} requests failed",
+            bytes > load.size / 2 && failures == 0,
+            "only {} went to the store, {} is in the file, {failures} requests failed",
             show_size(bytes),
             show_size(file)
         );
@@ -156,7 +156,7 @@ pub fn rows(load: &Load<'_>, corpus: &CorpusFile) -> anyhow::Result<Vec<StoreRow
                 .collect());
         }
     };
-    let scratch = Scratch::new("remote")?;
+    let scratch = GuardedDirectory::new("remote")?;
     let redis = Redis::start(&program, scratch.path())?;
     let socket = scratch.path().join("socket");
     let settings = StoreSettings::parse(&redis.url, TIMEOUT).map_err(anyhow::Error::msg)?;
@@ -223,10 +223,10 @@ fn single_faults(
     let before = count(&far.memory, "remote_in");
     let mut latency = Latency::default();
     for folio in folios {
-        let touched = Instant::now();
+        let start = Instant::now();
         // SAFETY: the byte lies in the region.
         unsafe { far.region.as_ptr().add(folio * FOLIO).read_volatile() };
-        latency.add(touched.elapsed());
+        latency.add(start.elapsed());
     }
     let back = (count(&far.memory, "remote_in") - before) << 12;
     each(&far.region, &mut |pages, i| pages.check_whole(i))?;
@@ -252,8 +252,8 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
             let mut most = 0;
             while !stop.load(Relaxed) {
                 let runner = runner.load(Relaxed);
-                let held = |pid: i32| kib_field(&status(pid), "RssAnon:").unwrap_or(0);
-                most = most.max(held(runner) + service_of(runner).map_or(0, held));
+                let held_kib = |pid: i32| kib_field(&status(pid), "RssAnon:").unwrap_or(0);
+                most = most.max(held_kib(runner) + service_of(runner).map_or(0, held_kib));
                 std::thread::sleep(Duration::from_millis(20));
             }
             most
@@ -270,11 +270,11 @@ fn service_memory(load: &Load<'_>, redis: &Redis) -> anyhow::Result<StoreRow> {
         (result, watch.join().expect("it only reads"))
     });
     let result = result?;
-    let moved = |name: &str| show_size(result.counters.get(name).copied().unwrap_or(0) << 12);
+    let pages_of = |name: &str| show_size(result.counters.get(name).copied().unwrap_or(0) << 12);
     let note = format!(
         "{} out and {} back for {} threads",
-        moved("remote_out"),
-        moved("remote_in"),
+        pages_of("remote_out"),
+        pages_of("remote_in"),
         load.threads
     );
     Ok(StoreRow::plain(LABELS[5], most as f64 / (1 << 20) as f64, note))

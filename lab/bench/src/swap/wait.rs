@@ -53,7 +53,7 @@ pub fn wait_rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result
         Random::new(1).shuffle(&mut folios);
         let before = count(&memory, "swpin_64K");
         let latency = touch_together(corpus, &region, &folios, threads)?;
-        let read = count(&memory, "swpin_64K") - before;
+        let reads = count(&memory, "swpin_64K") - before;
         let note = format!(
             "p50 {} us, p99 {}, p99.9 {}, worst {}; {} folios, {} faults waited",
             show(latency.quantile_us(0.5)),
@@ -64,7 +64,7 @@ pub fn wait_rows(corpus: &CorpusFile, dir: &Path, quick: bool) -> anyhow::Result
             count(&memory, "faults_waited"),
         );
         let label = format!("{threads} thread(s) touch one folio in the file: reads of each");
-        rows.push(StoreRow::at_most(&label, read as f64 / folios.len() as f64, 1.0, note));
+        rows.push(StoreRow::at_most(&label, reads as f64 / folios.len() as f64, 1.0, note));
     }
     Ok(rows)
 }
@@ -79,34 +79,34 @@ fn touch_together(
     let start = region.as_ptr() as usize;
     let one = |thread: usize| {
         let mut latency = Latency::default();
-        let mut wrong = 0;
+        let mut wrong_words = 0;
         for folio in folios {
             let at = folio * FOLIO + thread * PAGE;
             barrier.wait();
-            let touched = Instant::now();
+            let touch_start = Instant::now();
             // SAFETY: the word lies in the region, which lives until the threads have ended.
             let word = unsafe { ((start + at + 512) as *const u64).read_volatile() };
-            latency.add(touched.elapsed());
+            latency.add(touch_start.elapsed());
             // SAFETY: a word of a corpus page.
             let expected = unsafe { corpus.page((at / PAGE) as u64).add(512).cast::<u64>().read() };
-            wrong += u64::from(word != expected);
+            wrong_words += u64::from(word != expected);
         }
-        (latency, wrong)
+        (latency, wrong_words)
     };
     let mut all = Latency::default();
-    let wrong: u64 = std::thread::scope(|scope| {
+    let wrong_words: u64 = std::thread::scope(|scope| {
         let one = &one;
         let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || one(thread))).collect();
         threads
             .into_iter()
             .map(|t| t.join().expect("it only reads"))
-            .map(|(l, wrong)| {
+            .map(|(l, wrong_words)| {
                 all.merge(&l);
-                wrong
+                wrong_words
             })
             .sum()
     });
-    ensure!(wrong == 0, "{wrong} WRONG WORDS");
+    ensure!(wrong_words == 0, "{wrong_words} WRONG WORDS");
     Ok(all)
 }
 
@@ -134,15 +134,15 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
                 touches += hot / BLOCK;
             }
         }
-        let activated = count(&memory, "workingset_activate");
+        let activations = count(&memory, "workingset_activate");
         check_all(corpus, &region)?;
-        refaults.push((late, touches, activated));
+        refaults.push((late, touches, activations));
     }
-    let [(with, touches, activated), (without, ..)] = refaults[..] else {
+    let [(with, touches, activations), (without, ..)] = refaults[..] else {
         unreachable!("two settings")
     };
     let note = format!(
-        "{with} loads of {touches} touches, {without} with --workingset off; {activated} pages activated"
+        "{with} loads of {touches} touches, {without} with --workingset off; {activations} pages activated"
     );
     let share = with as f64 / without.max(1) as f64;
     Ok(vec![StoreRow::plain(
@@ -156,15 +156,15 @@ pub fn hot_rows(corpus: &CorpusFile, quick: bool) -> anyhow::Result<Vec<StoreRow
 /// corpus.
 fn check_all(corpus: &CorpusFile, region: &Region) -> anyhow::Result<()> {
     // SAFETY: a whole page of the corpus, which is mapped and never written.
-    let wanted =
+    let page_at =
         |page: usize| unsafe { std::slice::from_raw_parts(corpus.page(page as u64), PAGE) };
-    let wrong = region
+    let wrong_pages = region
         .as_slice()
         .chunks_exact(PAGE)
         .enumerate()
-        .filter(|(page, bytes)| *bytes != wanted(*page))
+        .filter(|(page, bytes)| *bytes != page_at(*page))
         .count();
-    ensure!(wrong == 0, "{wrong} PAGES came back WRONG");
+    ensure!(wrong_pages == 0, "{wrong_pages} PAGES came back WRONG");
     Ok(())
 }
 
@@ -175,30 +175,32 @@ pub fn ageing_rows() -> Vec<StoreRow> {
     clusters.grow(count);
     let total = (count * CLUSTER_SLOTS) as u64;
     let mut random = Random::new(4);
-    let mut held: Vec<(u64, Order)> = Vec::new();
-    let (mut asked, mut fallback) = (0u64, 0u64);
+    let mut slots: Vec<(u64, Order)> = Vec::new();
+    let (mut requests, mut fallback) = (0u64, 0u64);
     for _ in 0..100 {
         while clusters.used() < total * 6 / 10 {
             let order = Order::new(random.pick(&ORDERS)).expect("an order");
-            asked += 1;
+            requests += 1;
             match clusters.allocate(order, random.below(4), SearchScope::All) {
-                Some(first) => held.push((first, order)),
+                Some(first) => slots.push((first, order)),
                 None => {
                     fallback += 1;
                     break;
                 }
             }
         }
-        for _ in 0..held.len() * 6 / 10 {
-            let (first, order) = held.swap_remove(random.below(held.len()));
+        for _ in 0..slots.len() * 6 / 10 {
+            let (first, order) = slots.swap_remove(random.below(slots.len()));
             clusters.release(first, order.pages());
         }
     }
-    let note =
-        format!("{fallback} of {asked} runs of 4 KiB to 2 MiB, in a file of {} MiB", total / 256);
+    let note = format!(
+        "{fallback} of {requests} runs of 4 KiB to 2 MiB, in a file of {} MiB",
+        total / 256
+    );
     vec![StoreRow::at_most(
         "slots after 100 rounds of mixed orders: runs split, %",
-        fallback as f64 * 100.0 / asked as f64,
+        fallback as f64 * 100.0 / requests as f64,
         0.0,
         note,
     )]

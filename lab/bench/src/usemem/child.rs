@@ -48,7 +48,7 @@ pub struct UsememChildArgs {
 
 /// The results of one of a task's two parts.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-struct Part {
+struct TaskPart {
     init_s: f64,
     user_us: u64,
     system_us: u64,
@@ -86,7 +86,7 @@ fn lead(args: &UsememChildArgs) -> anyhow::Result<()> {
         tasks.iter_mut().try_for_each(Task::go)?;
         let parts = tasks.iter_mut().map(Task::hear).collect::<anyhow::Result<Vec<_>>>()?;
         let seconds = start.elapsed().as_secs_f64();
-        let sum = |of: fn(&Part) -> u64| parts.iter().map(of).sum::<u64>();
+        let sum = |of: fn(&TaskPart) -> u64| parts.iter().map(of).sum::<u64>();
         let figures = [
             ("user_us", sum(|part| part.user_us)),
             ("system_us", sum(|part| part.system_us)),
@@ -94,20 +94,20 @@ fn lead(args: &UsememChildArgs) -> anyhow::Result<()> {
             ("faults_major", sum(|part| part.faults_major)),
         ];
         counters.extend(figures.map(|(figure, value)| (format!("{name}_{figure}"), value)));
-        let wrong = sum(|part| part.bytes_wrong);
-        bytes_wrong += wrong;
-        let moved = bytes * u64::from(passes.max(1));
+        let wrong_bytes = sum(|part| part.bytes_wrong);
+        bytes_wrong += wrong_bytes;
+        let moved_bytes = bytes * u64::from(passes.max(1));
         say(&Message::Phase(PhaseResult {
             phase,
             seconds,
-            mb_per_s: moved as f64 / 1e6 / seconds,
-            accesses: moved / PAGE as u64,
+            mb_per_s: moved_bytes as f64 / 1e6 / seconds,
+            accesses: moved_bytes / PAGE as u64,
             mean_us: 0.0,
             p50_us: 0.0,
             p99_us: 0.0,
             max_us: 0.0,
             cdf: Vec::new(),
-            bytes_wrong: wrong,
+            bytes_wrong: wrong_bytes,
         }))?;
     }
     say(&Message::Done { bytes_wrong, counters })?;
@@ -152,7 +152,7 @@ impl Task {
         self.input.write_all(b"\n").context("a task has ended early")
     }
 
-    fn hear(&mut self) -> anyhow::Result<Part> {
+    fn hear(&mut self) -> anyhow::Result<TaskPart> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         serde_json::from_str(&line)
@@ -185,7 +185,7 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
     if args.readonly {
         order.iter().for_each(|&page| work.fill(page as usize));
     }
-    say(&Part { init_s: start.elapsed().as_secs_f64(), ..Part::default() })?;
+    say(&TaskPart { init_s: start.elapsed().as_secs_f64(), ..TaskPart::default() })?;
     timed(&mut work, |work| {
         for pass in 0..args.repeat.max(1) {
             for &page in &order {
@@ -207,21 +207,21 @@ fn task(args: &UsememChildArgs, number: u64) -> anyhow::Result<()> {
 /// Waits for the start message, works, and reports its usage.
 fn timed(work: &mut Pages<'_>, job: impl FnOnce(&mut Pages<'_>)) -> anyhow::Result<()> {
     wait_for_line()?;
-    let (before, wrong) = (usage(), work.bytes_wrong);
+    let (before, wrong_bytes) = (usage(), work.bytes_wrong);
     job(work);
     let after = usage();
-    say(&Part {
+    say(&TaskPart {
         init_s: 0.0,
         user_us: after.user_us - before.user_us,
         system_us: after.system_us - before.system_us,
         faults_minor: after.faults_minor - before.faults_minor,
         faults_major: after.faults_major - before.faults_major,
-        bytes_wrong: work.bytes_wrong - wrong,
+        bytes_wrong: work.bytes_wrong - wrong_bytes,
     })
 }
 
 /// Returns the usage of the whole process, memfold's threads included.
-fn usage() -> Part {
+fn usage() -> TaskPart {
     // SAFETY: an all-zero rusage is valid, and getrusage only writes to it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
@@ -229,11 +229,11 @@ fn usage() -> Part {
         usage
     };
     let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
-    Part {
+    TaskPart {
         user_us: us(usage.ru_utime),
         system_us: us(usage.ru_stime),
         faults_minor: usage.ru_minflt as u64,
         faults_major: usage.ru_majflt as u64,
-        ..Part::default()
+        ..TaskPart::default()
     }
 }

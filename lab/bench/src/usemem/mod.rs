@@ -24,7 +24,7 @@ use crate::host::journal::JOURNAL_PATH;
 use crate::host::machine::Machine;
 use crate::host::program::memfold;
 use crate::host::zram::Zram;
-use crate::usemem::peer::{Pager, SWAP_DIR, default_peers, parse};
+use crate::usemem::peer::{PagerSetting, SWAP_DIR, default_peers, parse};
 use anyhow::Context;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -115,12 +115,12 @@ struct Took {
 }
 
 #[derive(Serialize)]
-struct Found {
+struct UsememFindings {
     conditions: String,
     peers: Vec<Took>,
 }
 
-struct Plan {
+struct UsememPlan {
     corpus: PathBuf,
     size: u64,
     limit: u64,
@@ -131,35 +131,35 @@ struct Plan {
 /// was wrong, a run failed or, with `--check`, a row is short. Every kernel setting is restored.
 pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
-    let plan = Plan::new(args)?;
+    let plan = UsememPlan::new(args)?;
     let (mut pagers, mut left_out) = (Vec::new(), Vec::new());
-    let named: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
-    for text in if named.is_empty() { default_peers(plan.args.quick) } else { named.clone() } {
+    let peers: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
+    for text in if peers.is_empty() { default_peers(plan.args.quick) } else { peers.clone() } {
         for pager in parse(text).map_err(Refusal::Usage)? {
             match why_not(&pager) {
                 Ok(()) => pagers.push(pager),
-                Err(why) if named.is_empty() => left_out.push((pager, why.to_string())),
+                Err(why) if peers.is_empty() => left_out.push((pager, why.to_string())),
                 Err(why) => return Err(why.into()),
             }
         }
     }
-    let kernel = pagers.iter().any(|pager| !matches!(pager, Pager::Memfold { .. }));
+    let kernel = pagers.iter().any(|pager| !matches!(pager, PagerSetting::Memfold { .. }));
     if kernel {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
     }
     let mut results: Vec<Vec<RunResult>> = pagers.iter().map(|_| Vec::new()).collect();
     let mut notes = vec![String::new(); pagers.len()];
-    let mut failed = false;
+    let mut is_failure = false;
     for _ in 0..plan.args.runs {
         for (index, pager) in pagers.iter().enumerate() {
             match plan.run(pager) {
                 Ok(result) => {
-                    failed |= has_failed(&result);
+                    is_failure |= has_failed(&result);
                     notes[index] = result.broke_off.clone().unwrap_or_default();
                     results[index].push(result);
                 }
                 Err(error) => {
-                    failed = true;
+                    is_failure = true;
                     notes[index] = format!("{error:#}");
                 }
             }
@@ -176,12 +176,12 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
         .collect();
     let rows = rows(&pagers, &peers, &left_out);
     peers.extend(left_out.iter().map(|(pager, why)| Took::of(pager, &[], why.clone())));
-    let mut report = Report::new(Found { conditions: plan.conditions(), peers });
+    let mut report = Report::new(UsememFindings { conditions: plan.conditions(), peers });
     report.rows = rows;
-    let wrong = report.found.peers.iter().any(|took| took.bytes_wrong > 0);
-    let beside = format!("; zswap enabled: {}", report.machine.zswap_enabled);
+    let is_wrong = report.found.peers.iter().any(|result| result.bytes_wrong > 0);
+    let note = format!("; zswap enabled: {}", report.machine.zswap_enabled);
     let body = report.found.text(plan.args.init_time);
-    report.finish(&plan.args.output, "usemem", (&beside, &body), failed || wrong)
+    report.finish(&plan.args.output, "usemem", (&note, &body), is_failure || is_wrong)
 }
 
 /// Returns whether a run failed. If the kernel killed it because its cgroup was out of memory, that
@@ -191,19 +191,19 @@ fn has_failed(result: &RunResult) -> bool {
 }
 
 /// Returns why this machine can't run this peer.
-fn why_not(pager: &Pager) -> Result<(), Refusal> {
+fn why_not(pager: &PagerSetting) -> Result<(), Refusal> {
     match pager {
-        Pager::Memfold { .. } => Ok(()),
-        Pager::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
-        Pager::File { zswap: Some(_), folio } => {
+        PagerSetting::Memfold { .. } => Ok(()),
+        PagerSetting::Zram { codec, folio } => Zram::check(codec).and_then(|()| folio.check()),
+        PagerSetting::File { zswap: Some(_), folio } => {
             check().and_then(|()| check_zswap()).and_then(|()| folio.check())
         }
-        Pager::File { zswap: None, folio } => check().and_then(|()| folio.check()),
+        PagerSetting::File { zswap: None, folio } => check().and_then(|()| folio.check()),
     }
 }
 
-impl Plan {
-    fn new(args: UsememArgs) -> anyhow::Result<Plan> {
+impl UsememPlan {
+    fn new(args: UsememArgs) -> anyhow::Result<UsememPlan> {
         let size = args.size.unwrap_or(if args.quick { 48 << 20 } else { 256 << 20 }) / PAGE as u64
             * PAGE as u64;
         let all = size.saturating_mul(args.nproc as u64);
@@ -227,7 +227,7 @@ impl Plan {
         // Reading all of it puts it into the page cache, charged to this process.
         CorpusFile::open(&corpus)?;
         std::fs::read(&corpus).with_context(|| format!("reading {}", corpus.display()))?;
-        Ok(Plan { corpus, size, limit, args })
+        Ok(UsememPlan { corpus, size, limit, args })
     }
 
     fn conditions(&self) -> String {
@@ -257,11 +257,11 @@ impl Plan {
         list
     }
 
-    fn run(&self, pager: &Pager) -> anyhow::Result<RunResult> {
+    fn run(&self, pager: &PagerSetting) -> anyhow::Result<RunResult> {
         let limit_bytes = self.limit + (self.args.nproc as u64 + 1) * OWN_BYTES;
         let this = std::env::current_exe().context("finding this program's own file")?;
         match pager {
-            Pager::Memfold { .. } => {
+            PagerSetting::Memfold { .. } => {
                 let stats = StatsFile::new();
                 let mut command = Command::new(memfold()?);
                 command
@@ -274,7 +274,7 @@ impl Plan {
                 result.counters.extend(stats.counters());
                 Ok(result)
             }
-            Pager::Zram { codec, folio } => {
+            PagerSetting::Zram { codec, folio } => {
                 let area_bytes = self.size * self.args.nproc as u64;
                 let run = ZramRun { codec, folio: *folio, area_bytes, resident_bytes: limit_bytes };
                 let huge = *folio != FolioKib(4);
@@ -285,7 +285,7 @@ impl Plan {
                     |_| Ok(()),
                 )
             }
-            Pager::File { zswap, folio } => {
+            PagerSetting::File { zswap, folio } => {
                 let (dir, area_bytes) = (Path::new(SWAP_DIR), self.size * self.args.nproc as u64);
                 let zswap = zswap.as_deref().map(|codec| (codec, ZSWAP_PERCENT));
                 let run =
@@ -298,7 +298,7 @@ impl Plan {
 }
 
 impl Took {
-    fn of(pager: &Pager, runs: &[RunResult], note: String) -> Took {
+    fn of(pager: &PagerSetting, runs: &[RunResult], note: String) -> Took {
         let phase = |phase| {
             let results =
                 runs.iter().flat_map(|run| &run.phases).filter(|result| result.phase == phase);
@@ -320,7 +320,7 @@ impl Took {
             )
         };
         let ours = counters.get(RATIO_PERMILLE).map(|ratio| *ratio as f64 / 1e3);
-        let ratio = if matches!(pager, Pager::Memfold { .. }) { ours } else { kernel() };
+        let ratio = if matches!(pager, PagerSetting::Memfold { .. }) { ours } else { kernel() };
         Took {
             peer: pager.name(),
             out_mb_s: phase(Phase::Fill),
@@ -359,20 +359,32 @@ impl Took {
 
 /// Makes rows of memfold against zram at the same folio size, of large folios against small ones,
 /// and of memory held.
-fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<StoreRow> {
-    let mut rows: Vec<StoreRow> =
-        pagers.iter().zip(peers).flat_map(|(pager, took)| against(pager, took, peers)).collect();
-    for outside in peers {
-        let name = outside.peer.strip_suffix("+uncounted");
-        let inside = name.and_then(|name| find(peers, &format!("{name}+counted")));
-        rows.extend(inside.and_then(|inside| switch_rows(outside, inside)).into_iter().flatten());
+fn rows(
+    pagers: &[PagerSetting],
+    peers: &[Took],
+    left_out: &[(PagerSetting, String)],
+) -> Vec<StoreRow> {
+    let mut rows: Vec<StoreRow> = pagers
+        .iter()
+        .zip(peers)
+        .flat_map(|(pager, result)| against(pager, result, peers))
+        .collect();
+    for peer in peers {
+        let name = peer.peer.strip_suffix("+uncounted");
+        let counterpart = name.and_then(|name| find(peers, &format!("{name}+counted")));
+        rows.extend(
+            counterpart
+                .and_then(|counterpart| switch_rows(peer, counterpart))
+                .into_iter()
+                .flatten(),
+        );
     }
     rows.extend(peers.iter().filter_map(frames_row));
     rows.extend(peers.iter().filter_map(held_row));
-    let runs = peers.iter().filter(|took| took.out_mb_s.is_some()).count();
-    let wrong: u64 = peers.iter().map(|took| took.bytes_wrong).sum();
+    let runs = peers.iter().filter(|result| result.out_mb_s.is_some()).count();
+    let wrong_bytes: u64 = peers.iter().map(|result| result.bytes_wrong).sum();
     let note = format!("{runs} peers");
-    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong as f64, 0.0, note));
+    rows.push(StoreRow::at_most("bytes wrong, all runs", wrong_bytes as f64, 0.0, note));
     for (pager, why) in left_out {
         rows.push(StoreRow::not_run(&format!("{}: throughput out", pager.name()), "", why));
     }
@@ -380,12 +392,12 @@ fn rows(pagers: &[Pager], peers: &[Took], left_out: &[(Pager, String)]) -> Vec<S
 }
 
 fn find<'a>(peers: &'a [Took], name: &str) -> Option<&'a Took> {
-    peers.iter().find(|took| took.peer == name)
+    peers.iter().find(|result| result.peer == name)
 }
 
 /// Makes rows of a memfold run against the peers that it is compared with.
-fn against(pager: &Pager, took: &Took, peers: &[Took]) -> Vec<StoreRow> {
-    let Pager::Memfold { codec, folio, with } = pager else { return Vec::new() };
+fn against(pager: &PagerSetting, took: &Took, peers: &[Took]) -> Vec<StoreRow> {
+    let PagerSetting::Memfold { codec, folio, with } = pager else { return Vec::new() };
     let mut rows = Vec::new();
     if let Some(theirs) = find(peers, &format!("zram:lzo-rle:{}", folio.name())) {
         let source = match (folio.0, codec.as_str(), with.is_empty()) {
@@ -431,11 +443,11 @@ fn speed_row(
 
 fn frames_row(took: &Took) -> Option<StoreRow> {
     let count = |name: &str| took.counters.get(name).map(|count| *count as f64);
-    let asked = count("frame_alloc").filter(|n| *n > 0.0)?;
-    let failed = count("frame_alloc_failed")?;
-    let note = format!("{failed} of {asked} could not be had at their size");
+    let requests = count("frame_alloc").filter(|n| *n > 0.0)?;
+    let failures = count("frame_alloc_failed")?;
+    let note = format!("{failures} of {requests} could not be had at their size");
     let label = format!("large frames had at once, %, {}", took.peer);
-    Some(StoreRow::plain(&label, (1.0 - failed / asked) * 100.0, note))
+    Some(StoreRow::plain(&label, (1.0 - failures / requests) * 100.0, note))
 }
 
 fn held_row(took: &Took) -> Option<StoreRow> {
@@ -446,17 +458,21 @@ fn held_row(took: &Took) -> Option<StoreRow> {
 
 /// Makes rows of the pool outside of the limit against the pool inside it (Z6).
 fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
-    let held = |took: &Took| Some(*took.counters.get("peak_bytes")? as f64);
-    let (out, counted) = (held(outside)?, held(inside)?);
+    let peak_bytes = |result: &Took| Some(*result.counters.get("peak_bytes")? as f64);
+    let (out, peak_inside) = (peak_bytes(outside)?, peak_bytes(inside)?);
     let note = format!(
         "{} of {}: pages, frames, pool, index",
         show_size(out as u64),
-        show_size(counted as u64)
+        show_size(peak_inside as u64)
     );
-    let speed = |took: &Took| took.in_mb_s.map(|spread| spread.median);
+    let speed = |result: &Took| result.in_mb_s.map(|spread| spread.median);
     let (fast, slow) = (speed(outside)?, speed(inside)?);
     Some([
-        StoreRow::plain("--pool-counts off of on: all memory held at most", out / counted, note),
+        StoreRow::plain(
+            "--pool-counts off of on: all memory held at most",
+            out / peak_inside,
+            note,
+        ),
         StoreRow::plain(
             "--pool-counts off of on: throughput in",
             fast / slow,
@@ -465,7 +481,7 @@ fn switch_rows(outside: &Took, inside: &Took) -> Option<[StoreRow; 2]> {
     ])
 }
 
-impl Found {
+impl UsememFindings {
     fn text(&self, init_time: bool) -> String {
         let mut text = format!("{}\n\n", self.conditions);
         let mut head = vec![
@@ -476,45 +492,45 @@ impl Found {
             head.push("init s");
         }
         let mut table = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
-        for took in &self.peers {
+        for result in &self.peers {
             let kb = |spread: Option<Spread>| {
                 spread.map_or("-".into(), |s| format!("{:.0}", s.median * 1e6 / 1024.0))
             };
             let s =
                 |spread: Option<Spread>| spread.map_or("-".into(), |s| format!("{:.2}", s.median));
             let sum = |names: [&str; 2]| {
-                names.iter().filter_map(|name| took.counters.get(*name)).sum::<u64>().to_string()
+                names.iter().filter_map(|name| result.counters.get(*name)).sum::<u64>().to_string()
             };
             let size = |bytes: Option<u64>| bytes.map_or("-".into(), show_size);
             let mut row = vec![
-                took.peer.clone(),
-                kb(took.out_mb_s),
-                kb(took.in_mb_s),
-                s(took.user_s),
-                s(took.system_s),
+                result.peer.clone(),
+                kb(result.out_mb_s),
+                kb(result.in_mb_s),
+                s(result.user_s),
+                s(result.system_s),
             ];
             row.extend([
                 sum(["out_faults_minor", "in_faults_minor"]),
                 sum(["out_faults_major", "in_faults_major"]),
             ]);
-            let ratio = took.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
-            row.extend([size(took.pool_bytes), ratio, took.bytes_wrong.to_string()]);
+            let ratio = result.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+            row.extend([size(result.pool_bytes), ratio, result.bytes_wrong.to_string()]);
             if init_time {
                 row.push(format!(
                     "{:.2}",
-                    *took.counters.get("init_us").unwrap_or(&0) as f64 / 1e6
+                    *result.counters.get("init_us").unwrap_or(&0) as f64 / 1e6
                 ));
             }
             table.push(row);
         }
         text += &layout(&table);
         text.push('\n');
-        for took in &self.peers {
-            let (orders, note) = (took.by_order(), &took.note);
+        for result in &self.peers {
+            let (orders, note) = (result.by_order(), &result.note);
             if !orders.is_empty() || !note.is_empty() {
                 text += &format!(
                     "{}: {orders}{}{note}\n",
-                    took.peer,
+                    result.peer,
                     if note.is_empty() { "" } else { " BROKE OFF: " }
                 );
             }

@@ -5,7 +5,7 @@ use crate::walk::peer::{Peer, parse_vs};
 
 /// memfold with settings, the kernel's zram, or its swap file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pager {
+pub enum PagerSetting {
     /// `memfold run` with these settings.
     Memfold {
         /// `--codec`.
@@ -48,17 +48,19 @@ const WITH: [(&str, [&str; 2]); 6] = [
 /// memfold's block size, unless folios are smaller.
 const BLOCK_KIB: u64 = 16;
 
-impl Pager {
+impl PagerSetting {
     /// Returns `memfold:lz4:64k+verify`, `zram:lzo-rle:64k`.
     pub fn name(&self) -> String {
         match self {
-            Pager::Memfold { codec, folio, with } => {
+            PagerSetting::Memfold { codec, folio, with } => {
                 let with: String = with.iter().map(|word| format!("+{word}")).collect();
                 format!("memfold:{codec}:{}{with}", folio.name())
             }
-            Pager::Zram { codec, folio } => format!("zram:{codec}:{}", folio.name()),
-            Pager::File { zswap: Some(codec), folio } => format!("zswap:{codec}:{}", folio.name()),
-            Pager::File { zswap: None, folio } => format!("file:{}", folio.name()),
+            PagerSetting::Zram { codec, folio } => format!("zram:{codec}:{}", folio.name()),
+            PagerSetting::File { zswap: Some(codec), folio } => {
+                format!("zswap:{codec}:{}", folio.name())
+            }
+            PagerSetting::File { zswap: None, folio } => format!("file:{}", folio.name()),
         }
     }
 
@@ -66,11 +68,11 @@ impl Pager {
     /// against the limit, as the kernel's zswap does. Without one it does not, as zram's memory
     /// does not, unless the peer asks for it.
     pub fn run_args(&self, limit_bytes: u64) -> Vec<String> {
-        let Pager::Memfold { codec, folio, with } = self else { return Vec::new() };
-        let switched = with.contains(&"counted") || with.contains(&"uncounted");
-        let bound = if switched || with.contains(&"swap") { "--limit" } else { "--resident" };
+        let PagerSetting::Memfold { codec, folio, with } = self else { return Vec::new() };
+        let has_switch = with.contains(&"counted") || with.contains(&"uncounted");
+        let bound = if has_switch || with.contains(&"swap") { "--limit" } else { "--resident" };
         // With the pool inside the limit, the usual limit would hardly hold all data.
-        let limit_bytes = if switched { limit_bytes / 4 * 5 } else { limit_bytes };
+        let limit_bytes = if has_switch { limit_bytes / 4 * 5 } else { limit_bytes };
         let mut args = vec![
             "run",
             bound,
@@ -96,10 +98,10 @@ impl Pager {
 pub const FORMS: &str = "memfold[:CODEC[:FOLIO]][+verify][+canned][+lean][+swap][+counted|+uncounted], zram[:CODEC][:FOLIO], zswap:CODEC:FOLIO or file:FOLIO";
 
 /// Parses one `--peer`, as in [`FORMS`].
-pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
+pub fn parse(text: &str) -> Result<Vec<PagerSetting>, String> {
     if text.starts_with("zram") {
         let pagers = parse_vs(text)?.into_iter().filter_map(|peer| match peer {
-            Peer::Zram { codec, folio } => Some(Pager::Zram { codec, folio }),
+            Peer::Zram { codec, folio } => Some(PagerSetting::Zram { codec, folio }),
             Peer::Memfold(_) => None,
         });
         return Ok(pagers.collect());
@@ -109,10 +111,10 @@ pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
     match kernel[..] {
         ["zswap", codec, folio] => {
             let folio = FolioKib::parse(folio).ok_or_else(bad)?;
-            return Ok(vec![Pager::File { zswap: Some(codec.to_string()), folio }]);
+            return Ok(vec![PagerSetting::File { zswap: Some(codec.to_string()), folio }]);
         }
         ["file", folio] => {
-            return Ok(vec![Pager::File {
+            return Ok(vec![PagerSetting::File {
                 zswap: None,
                 folio: FolioKib::parse(folio).ok_or_else(bad)?,
             }]);
@@ -132,7 +134,7 @@ pub fn parse(text: &str) -> Result<Vec<Pager>, String> {
     if fields.next().is_some() {
         return Err(bad());
     }
-    Ok(vec![Pager::Memfold { codec, folio, with }])
+    Ok(vec![PagerSetting::Memfold { codec, folio, with }])
 }
 
 /// Returns the default peers.
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn every_default_peer_parses_to_its_name() {
         for text in default_peers(true).into_iter().chain(default_peers(false)) {
-            let names: Vec<String> = parse(text).unwrap().iter().map(Pager::name).collect();
+            let names: Vec<String> = parse(text).unwrap().iter().map(PagerSetting::name).collect();
             assert_eq!(names.join(","), text);
         }
         assert_eq!(parse("zswap:deflate:2m").unwrap()[0].name(), "zswap:deflate:2m");

@@ -75,7 +75,7 @@ pub fn walk_child(args: WalkChildArgs) -> anyhow::Result<()> {
     let corpus = CorpusFile::open(&args.corpus)?;
     let sums = corpus_sums(&corpus);
     let len = args.size as usize / PAGE * PAGE;
-    let area = Area::new(&args, len)?;
+    let area = WalkArea::new(&args, len)?;
     // SAFETY: the area is `len` bytes, page-aligned, lives until the end of this function, and
     // nothing else here touches it.
     let mut walk = unsafe {
@@ -138,21 +138,21 @@ impl WalkChildArgs {
     }
 }
 
-enum Area {
+enum WalkArea {
     Plain(PlainArea),
     Folded(crate::harness::region::FoldedArea),
 }
 
-impl Area {
-    fn new(args: &WalkChildArgs, len: usize) -> anyhow::Result<Area> {
+impl WalkArea {
+    fn new(args: &WalkChildArgs, len: usize) -> anyhow::Result<WalkArea> {
         match args.area {
             AreaKind::Plain | AreaKind::Huge => {
                 let area = PlainArea::new(len, args.area == AreaKind::Huge);
-                Ok(Area::Plain(area.with_context(|| format!("can't map {len} bytes"))?))
+                Ok(WalkArea::Plain(area.with_context(|| format!("can't map {len} bytes"))?))
             }
             AreaKind::Signal | AreaKind::Thread => {
                 let signal = args.area == AreaKind::Signal;
-                Ok(Area::Folded(crate::harness::region::FoldedArea::new(
+                Ok(WalkArea::Folded(crate::harness::region::FoldedArea::new(
                     len,
                     args.resident,
                     &args.codec,
@@ -165,15 +165,15 @@ impl Area {
 
     fn as_ptr(&self) -> *mut u8 {
         match self {
-            Area::Plain(area) => area.as_ptr(),
-            Area::Folded(area) => area.as_ptr(),
+            WalkArea::Plain(area) => area.as_ptr(),
+            WalkArea::Folded(area) => area.as_ptr(),
         }
     }
 
     fn counters(&self) -> BTreeMap<String, u64> {
         match self {
-            Area::Plain(_) => BTreeMap::new(),
-            Area::Folded(area) => area.counters(),
+            WalkArea::Plain(_) => BTreeMap::new(),
+            WalkArea::Folded(area) => area.counters(),
         }
     }
 }

@@ -121,8 +121,8 @@ pub fn walk(args: WalkArgs) -> anyhow::Result<i32> {
     report.found.left_out.extend(outcome.notes);
     report.judge();
     print!("{}", report.text());
-    let wrong = report.found.runs.iter().any(|run| run.bytes_wrong > 0);
-    args.output.finish(&report, outcome.failed || wrong, report.is_good())
+    let is_wrong = report.found.runs.iter().any(|run| run.bytes_wrong > 0);
+    args.output.finish(&report, outcome.failed || is_wrong, report.is_good())
 }
 
 /// The failures of some runs.
@@ -270,31 +270,31 @@ impl Plan {
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed} {msg}");
         bar.set_style(style.expect("a valid template"));
         let mut outcome = Outcome::default();
-        let mut dropped: Vec<&Peer> = Vec::new();
+        let mut dropped_peers: Vec<&Peer> = Vec::new();
         for run in 1..=self.runs {
             for peer in &self.peers {
-                if dropped.contains(&peer) {
+                if dropped_peers.contains(&peer) {
                     continue;
                 }
                 bar.set_message(format!("{} run {run}/{}", peer.name(), self.runs));
-                let done = self.run_one(peer, &bar);
-                let (why, killed) = match &done {
+                let run_outcome = self.run_one(peer, &bar);
+                let (why, is_killed) = match &run_outcome {
                     Ok(result) => {
                         (result.broke_off.clone(), result.counters.contains_key("oom_kills"))
                     }
                     Err(error) => (Some(format!("{error:#}")), false),
                 };
-                results.extend(done.ok());
+                results.extend(run_outcome.ok());
                 let Some(why) = why else { continue };
-                let cause = if killed {
+                let cause = if is_killed {
                     " (out of memory in its cgroup: killed by the kernel)"
                 } else {
                     ""
                 };
                 outcome.notes.push(left_out(peer, &format!("run {run} broke off: {why}{cause}")));
-                if !killed {
+                if !is_killed {
                     outcome.failed = true;
-                    dropped.push(peer);
+                    dropped_peers.push(peer);
                 }
             }
         }
@@ -398,6 +398,6 @@ impl Plan {
             (self.threads == 1, "1 thread"),
             (self.runs >= 5, "5 runs"),
         ];
-        all.iter().filter(|(kept, _)| !kept).map(|(_, wanted)| wanted.to_string()).collect()
+        all.iter().filter(|(is_kept, _)| !is_kept).map(|(_, name)| name.to_string()).collect()
     }
 }

@@ -8,7 +8,7 @@ use crate::harness::report::Report;
 use crate::harness::runner::RunResult;
 use crate::harness::workload::{Phase, PhaseResult};
 use crate::walk::peer::{Form, Peer};
-use crate::walk::targets::{Row, compare, memory_rows, wrong_row};
+use crate::walk::targets::{TargetRow, compare, memory_rows, wrong_row};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub struct Walked {
 }
 
 /// The report of a walk, whose rows compare with the kernel's best.
-pub type WalkReport = Report<Walked, Row>;
+pub type WalkReport = Report<Walked, TargetRow>;
 
 impl WalkReport {
     /// Computes the rows from the runs.
@@ -100,7 +100,7 @@ impl WalkReport {
         }
         let heading = ["it must reach", "memfold", "kernel's best", "ratio", "target", "verdict"];
         let mut rows = vec![heading.map(String::from).to_vec()];
-        rows.extend(self.rows.iter().map(Row::cells));
+        rows.extend(self.rows.iter().map(TargetRow::cells));
         text + &layout(&rows)
     }
 
@@ -171,7 +171,7 @@ impl WalkReport {
             let bytes =
                 |name: &str| run.counters.get(name).map_or("-".into(), |&bytes| show_size(bytes));
             // memfold's store is memory of the process, but zram's is kernel memory.
-            let outside = if peer.starts_with("zram") {
+            let bytes_outside = if peer.starts_with("zram") {
                 run.counters.get("pool_bytes").unwrap_or(&0)
             } else {
                 &0
@@ -183,7 +183,7 @@ impl WalkReport {
                 "pool_bytes"
             };
             let mut row = vec![peer.clone(), show_size(run.resident_bytes_max), bytes(pool)];
-            row.push(show_size(run.resident_bytes_max + outside));
+            row.push(show_size(run.resident_bytes_max + bytes_outside));
             row.extend(["stored_bytes", "compressed_bytes"].map(bytes));
             row.push(
                 share(&run.counters, "stored_bytes", "pool_bytes")
@@ -212,12 +212,12 @@ impl WalkReport {
     fn over_bound(&self, peer: &str) -> Option<u64> {
         let runs =
             self.found.runs.iter().filter(|run| run.peer == peer && peer.starts_with("memfold"));
-        let kept = runs.map(|run| {
+        let sizes = runs.map(|run| {
             let store = ["peak_pool_bytes", "peak_index_bytes"]
                 .map(|name| run.counters.get(name).unwrap_or(&0));
             run.resident_bytes_max.saturating_sub(store.into_iter().sum())
         });
-        kept.max().filter(|&kept| kept > self.found.resident_bytes / 10 * 11 + (16 << 20))
+        sizes.max().filter(|&size| size > self.found.resident_bytes / 10 * 11 + (16 << 20))
     }
 
     fn has(&self, phase: Phase) -> bool {
@@ -342,9 +342,9 @@ mod tests {
         let report = report(vec![all_resident, run("zram:lz4:4k", 100.0, 0)]);
         assert!(!report.is_good());
         assert!(report.text().contains("VOID: kept 1 GiB"), "{}", report.text());
-        let mut folded = run("memfold-run", 400.0, 0);
-        folded.resident_bytes_max = 900 << 20;
-        folded.counters.insert("peak_pool_bytes".into(), 640 << 20);
-        assert!(super::tests::report(vec![folded, run("zram:lz4:4k", 100.0, 0)]).is_good());
+        let mut run_folded = run("memfold-run", 400.0, 0);
+        run_folded.resident_bytes_max = 900 << 20;
+        run_folded.counters.insert("peak_pool_bytes".into(), 640 << 20);
+        assert!(super::tests::report(vec![run_folded, run("zram:lz4:4k", 100.0, 0)]).is_good());
     }
 }

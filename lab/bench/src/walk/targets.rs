@@ -39,7 +39,7 @@ const TARGETS: [Target; 14] = [
 
 /// A target and its measurement. Throughput in MB/s, latency in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct TargetRow {
     /// The name of the target.
     pub label: String,
     /// memfold's median.
@@ -54,7 +54,7 @@ pub struct Row {
     pub verdict: Verdict,
 }
 
-impl Row {
+impl TargetRow {
     /// The cells of the printed table.
     pub fn cells(&self) -> Vec<String> {
         let best = self
@@ -78,7 +78,7 @@ pub fn compare(
     ours: impl Fn(Form, Phase) -> Option<f64>,
     kernel: impl Fn(Phase) -> Vec<(f64, String)>,
     void: impl Fn(Form) -> bool,
-) -> Vec<Row> {
+) -> Vec<TargetRow> {
     let rows = TARGETS.iter().map(|target| {
         let latency = target.phase.is_latency();
         let figure = ours(target.form, target.phase);
@@ -95,7 +95,7 @@ pub fn compare(
             Some(_) => Verdict::Short,
         };
         let unit = if latency { "mean us" } else { "MB/s" };
-        Row {
+        TargetRow {
             label: format!("{}, {unit}", target.label),
             figure,
             best,
@@ -108,8 +108,8 @@ pub fn compare(
 }
 
 /// Makes the row of wrong bytes, which must be none. `runs` is the number of checked runs.
-pub fn wrong_row(bytes_wrong: u64, runs: usize) -> Row {
-    Row {
+pub fn wrong_row(bytes_wrong: u64, runs: usize) -> TargetRow {
+    TargetRow {
         label: "bytes wrong, memfold, all runs".into(),
         figure: (runs > 0).then_some(bytes_wrong as f64),
         best: None,
@@ -124,7 +124,7 @@ pub fn wrong_row(bytes_wrong: u64, runs: usize) -> Row {
 }
 
 /// Makes the rows of memfold's own memory: its index, and growth in a soak.
-pub fn memory_rows(runs: &[&RunResult]) -> Vec<Row> {
+pub fn memory_rows(runs: &[&RunResult]) -> Vec<TargetRow> {
     let worst = |part: &str, whole: &str| {
         let pairs = runs
             .iter()
@@ -134,7 +134,7 @@ pub fn memory_rows(runs: &[&RunResult]) -> Vec<Row> {
             .map(|(part, whole)| part as f64 / whole as f64)
             .max_by(f64::total_cmp)
     };
-    let row = |label: &str, figure: Option<f64>, most: f64, target: &str| Row {
+    let row = |label: &str, figure: Option<f64>, most: f64, target: &str| TargetRow {
         label: label.into(),
         figure,
         best: None,
@@ -180,7 +180,7 @@ mod tests {
     fn a_form_over_its_bound_reaches_nothing() {
         let rows =
             compare(|_, _| Some(1e6), |_| vec![(1.0, "4k".into())], |form| form == Form::Run);
-        let void = |row: &&Row| row.label.contains("under run");
+        let void = |row: &&TargetRow| row.label.contains("under run");
         assert!(rows.iter().filter(void).all(|row| row.verdict == Verdict::Void));
         assert!(rows.iter().filter(|row| !void(row)).all(|row| row.verdict != Verdict::Void));
     }

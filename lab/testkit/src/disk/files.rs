@@ -42,10 +42,10 @@ pub enum Fate {
 
 /// A directory, shared by all its clones.
 #[derive(Clone)]
-pub struct Forgetful(Arc<Mutex<State>>);
+pub struct Forgetful(Arc<Mutex<FolderState>>);
 
 #[derive(Clone, Default)]
-struct State {
+struct FolderState {
     inodes: Vec<Inode>,
     names: BTreeMap<Vec<u8>, usize>,
     names_on_disk: BTreeMap<Vec<u8>, usize>,
@@ -56,7 +56,7 @@ struct State {
     has_no_nameless: bool,
     /// Bytes that all files together may have.
     room: Option<usize>,
-    moments: Option<Vec<(usize, State)>>,
+    moments: Option<Vec<(usize, FolderState)>>,
     note: usize,
 }
 
@@ -120,7 +120,7 @@ impl NameChange {
     }
 }
 
-impl State {
+impl FolderState {
     /// Counts a call, and returns its fault.
     fn call(&mut self) -> Option<Fault> {
         self.calls += 1;
@@ -139,8 +139,8 @@ impl State {
     /// Returns the bytes that can be written to a file from `at` on.
     fn room_for(&self, inode: usize, at: usize) -> usize {
         let Some(room) = self.room else { return usize::MAX };
-        let used: usize = self.inodes.iter().map(|inode| inode.bytes.len()).sum();
-        room.saturating_sub(used) + self.inodes[inode].bytes.len().saturating_sub(at)
+        let sum: usize = self.inodes.iter().map(|inode| inode.bytes.len()).sum();
+        room.saturating_sub(sum) + self.inodes[inode].bytes.len().saturating_sub(at)
     }
 
     fn keep_moment(&mut self) {
@@ -163,13 +163,13 @@ impl Forgetful {
         Forgetful(Arc::default())
     }
 
-    fn of(mut state: State) -> Forgetful {
+    fn of(mut state: FolderState) -> Forgetful {
         state.inodes.iter_mut().for_each(|inode| inode.is_locked = false);
         (state.fault, state.moments, state.calls, state.note) = (None, None, 0, 0);
         Forgetful(Arc::new(Mutex::new(state)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FolderState> {
         self.0.lock().expect("nobody panics with the lock")
     }
 
@@ -258,9 +258,9 @@ impl Forgetful {
 
     /// Returns the state after a power cut with random fates.
     pub fn after_any_power_cut(&self, random: &mut Random) -> Forgetful {
-        let done = random.pick(&[100, 500, 900]);
+        let per_mille = random.pick(&[100, 500, 900]);
         self.after_power_cut(|_| {
-            if random.per_mille(done) {
+            if random.per_mille(per_mille) {
                 Fate::Done
             } else {
                 random.pick(&[Fate::Lost, Fate::Lost, Fate::Torn, Fate::Zeros])
@@ -273,7 +273,7 @@ impl Forgetful {
         Forgetful::of(self.lock().clone())
     }
 
-    fn new_file(&self, state: &mut State) -> Box<dyn File> {
+    fn new_file(&self, state: &mut FolderState) -> Box<dyn File> {
         state.inodes.push(Inode::default());
         Box::new(Open {
             folder: self.clone(),
@@ -374,9 +374,9 @@ impl File for Open {
     fn read(&self, at: u64, to: &mut [u8]) -> Result<usize, Errno> {
         let mut state = self.folder.lock();
         state.call_whole()?;
-        let left = state.inodes[self.inode].bytes.get(at as usize..).unwrap_or_default();
-        let count = left.len().min(to.len());
-        to[..count].copy_from_slice(&left[..count]);
+        let rest = state.inodes[self.inode].bytes.get(at as usize..).unwrap_or_default();
+        let count = rest.len().min(to.len());
+        to[..count].copy_from_slice(&rest[..count]);
         Ok(count)
     }
 

@@ -34,11 +34,11 @@ pub enum DiskTrouble {
 /// A device in memory. Clones share it.
 #[derive(Clone)]
 pub struct MemoryDisk {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<DiskState>>,
     released: Arc<Condvar>,
 }
 
-struct Inner {
+struct DiskState {
     bytes: Vec<u8>,
     size_max: u64,
     file_system: u64,
@@ -65,7 +65,7 @@ impl Default for MemoryDisk {
 impl MemoryDisk {
     /// Makes an empty device that can grow to `size_max` bytes.
     pub fn new(size_max: u64) -> MemoryDisk {
-        let inner = Inner {
+        let inner = DiskState {
             bytes: Vec::new(),
             size_max,
             file_system: u64::MAX,
@@ -175,23 +175,23 @@ impl MemoryDisk {
     }
 }
 
-impl Inner {
+impl DiskState {
     fn due(&mut self, direction: Direction) -> Option<DiskTrouble> {
-        let mut due = None;
+        let mut strike = None;
         for (of, nth, trouble) in self.script.iter_mut().filter(|s| s.0 == direction && s.1 > 0) {
             debug_assert_eq!(*of, direction);
             *nth -= 1;
-            due = if *nth == 0 { Some(*trouble) } else { due };
+            strike = if *nth == 0 { Some(*trouble) } else { strike };
         }
         let odds = self.write_odds;
-        if due.is_none() && direction == Direction::Write && self.random.per_mille(odds) {
-            due = Some(self.random.pick(&[
+        if strike.is_none() && direction == Direction::Write && self.random.per_mille(odds) {
+            strike = Some(self.random.pick(&[
                 DiskTrouble::Full,
                 DiskTrouble::Failed,
                 DiskTrouble::Short,
             ]));
         }
-        due
+        strike
     }
 
     /// # Safety

@@ -142,13 +142,13 @@ pub fn main(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
 fn request(name: &str, matches: &ArgMatches) -> Result<Value, CommandFailure> {
     let mut request = json!({ "do": name });
     let text = |flag: &str| matches.try_get_one::<String>(flag).ok().flatten();
-    let sized = |flag: &str| text(flag).map(|text| size_or_none(flag, text)).transpose();
+    let size_of = |flag: &str| text(flag).map(|text| size_or_none(flag, text)).transpose();
     for (flag, key) in [
         ("limit", "limit_bytes"),
         ("writeback-limit", "writeback_limit_bytes"),
         ("threshold", "bytes_min"),
     ] {
-        if let Some(value) = sized(flag)? {
+        if let Some(value) = size_of(flag)? {
             request[key] = value;
         }
     }
@@ -210,8 +210,8 @@ fn find(matches: &ArgMatches) -> Result<PathBuf, CommandFailure> {
         all.into_iter().filter(|(_, path)| !matches!(sockets::connect(path), Ok(None))).collect();
     match (matches.get_one::<u32>("pid"), &all[..]) {
         (Some(pid), all) => {
-            let found = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
-            found.ok_or_else(|| {
+            let path = all.iter().find(|(of, _)| of == pid).map(|(_, path)| path.clone());
+            path.ok_or_else(|| {
                 CommandFailure::own(format!("Process {pid} is no memfold blk of this user."))
             })
         }
@@ -251,8 +251,8 @@ fn size(value: &Value) -> String {
 
 fn print_stat(about: &Value) -> Result<(), CommandFailure> {
     let mm = &about["mm_stat"];
-    let held = mm["mem_used_total"].as_u64().unwrap_or(0);
-    let ratio = mm["orig_data_size"].as_u64().unwrap_or(0) as f64 / held.max(1) as f64;
+    let held_bytes = mm["mem_used_total"].as_u64().unwrap_or(0);
+    let ratio = mm["orig_data_size"].as_u64().unwrap_or(0) as f64 / held_bytes.max(1) as f64;
     say!(
         "memfold blk {}, {:.1} s, limit {}",
         about["pid"],

@@ -34,19 +34,19 @@ impl ServedDevices {
         if let Some(path) = &settings.save {
             check_place(path)?;
         }
-        let (found, wanted) = find_image(settings)?;
-        let entries: Vec<DeviceEntry> = wanted
+        let (image, definitions) = find_image(settings)?;
+        let entries: Vec<DeviceEntry> = definitions
             .iter()
-            .map(|wanted| DeviceEntry { name: wanted.name.clone(), size: wanted.size })
+            .map(|definition| DeviceEntry { name: definition.name.clone(), size: definition.size })
             .collect();
         let backing = DeviceMemory::new(&settings.backing).map_err(|e| match e {
             DeviceError::Spill(why) => of("writeback", why),
             other => CommandFailure::own(other),
         })?;
         let mut devices = Vec::new();
-        for wanted in &wanted {
-            let flag = if wanted.name.is_empty() { "size" } else { "export" };
-            devices.push(Device::new(&backing, wanted.size).map_err(|e| of(flag, e))?);
+        for definition in &definitions {
+            let flag = if definition.name.is_empty() { "size" } else { "export" };
+            devices.push(Device::new(&backing, definition.size).map_err(|e| of(flag, e))?);
         }
         if settings.swap_safe {
             devices
@@ -54,10 +54,14 @@ impl ServedDevices {
                 .try_for_each(|device| device.preallocate())
                 .map_err(|e| of("swap-safe", e))?;
         }
-        let journal = restore(settings, found, &entries, &devices)?;
-        let exports = wanted.iter().zip(&devices).map(|(wanted, device)| {
-            let export =
-                Export::new(&wanted.name, device.clone(), wanted.read_only, settings.sector_bytes);
+        let journal = restore(settings, image, &entries, &devices)?;
+        let exports = definitions.iter().zip(&devices).map(|(definition, device)| {
+            let export = Export::new(
+                &definition.name,
+                device.clone(),
+                definition.read_only,
+                settings.sector_bytes,
+            );
             Arc::new(match &journal {
                 Some(journal) => export.with_journal(journal.clone()),
                 None => export,
@@ -131,7 +135,7 @@ fn find_image(
             "the image of --persist exists already. Leave --load out.",
         ));
     }
-    let found = match (own, &settings.load) {
+    let image = match (own, &settings.load) {
         (Some((place, image)), _) => Some(FoundImage { image, own: Some(place), flag }),
         (None, Some(path)) => {
             let image = load(path).map_err(|e| at("load", Some(path), e))?;
@@ -139,7 +143,7 @@ fn find_image(
         }
         (None, None) => None,
     };
-    let Some(found) = found else {
+    let Some(image) = image else {
         if settings.exports.is_empty() {
             return Err(at(
                 "persist",
@@ -149,9 +153,9 @@ fn find_image(
         }
         return Ok((None, with_read_only(settings, settings.exports.clone())));
     };
-    let wanted =
-        wanted(settings, found.image.entries()).map_err(|why| at(flag, path.as_deref(), why))?;
-    Ok((Some(found), with_read_only(settings, wanted)))
+    let definitions =
+        wanted(settings, image.image.entries()).map_err(|why| at(flag, path.as_deref(), why))?;
+    Ok((Some(image), with_read_only(settings, definitions)))
 }
 
 /// Opens an image that is written to, with its place.
@@ -162,8 +166,8 @@ fn look(path: &Path) -> Result<Option<(ImagePlace, VerifiedImage)>, ImageError> 
 
 /// Opens an image that is only read.
 fn load(path: &Path) -> Result<VerifiedImage, ImageError> {
-    let found = VerifiedImage::open(&ImagePlace::open(path)?)?;
-    found.ok_or(ImageError::System("no such file".to_string()))
+    let image = VerifiedImage::open(&ImagePlace::open(path)?)?;
+    image.ok_or(ImageError::System("no such file".to_string()))
 }
 
 /// Returns the devices of an image, which must equal the requested ones, if any were requested.
@@ -179,9 +183,9 @@ fn wanted(settings: &BlkSettings, entries: &[DeviceEntry]) -> Result<Vec<WantedD
         });
         return Ok(all.collect());
     }
-    let same = entries.len() == settings.exports.len()
+    let are_same = entries.len() == settings.exports.len()
         && entries.iter().zip(&settings.exports).all(|(a, b)| a.name == b.name && a.size == b.size);
-    if same {
+    if are_same {
         return Ok(settings.exports.clone());
     }
     let holds: Vec<String> =

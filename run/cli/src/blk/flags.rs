@@ -292,23 +292,23 @@ impl GivenFlags<'_> {
 /// # Errors
 /// 125, with one line: a value is invalid, or two flags exclude each other.
 pub fn settings(matches: &ArgMatches) -> Result<BlkSettings, CommandFailure> {
-    let given = GivenFlags(matches);
+    let flags = GivenFlags(matches);
     Ok(BlkSettings {
-        exports: exports(&given)?,
-        read_only: given.0.get_flag("read-only"),
-        sector_bytes: given.value("sector", sector)?,
-        backing: backing(&given)?,
-        unix: given.path("unix"),
-        vhost: vhost(&given)?,
-        tcp: given.text("tcp")?.map(str::to_string),
-        tls: tls(&given)?,
-        connections: given.value("connections", connections)?,
-        recompress: given.value("recompress", codec)?,
-        load: given.path("load"),
-        save: given.path("save"),
-        persist: given.path("persist"),
-        swap_safe: given.0.get_flag("swap-safe"),
-        control: given.path("control"),
+        exports: exports(&flags)?,
+        read_only: flags.0.get_flag("read-only"),
+        sector_bytes: flags.value("sector", sector)?,
+        backing: backing(&flags)?,
+        unix: flags.path("unix"),
+        vhost: vhost(&flags)?,
+        tcp: flags.text("tcp")?.map(str::to_string),
+        tls: tls(&flags)?,
+        connections: flags.value("connections", connections)?,
+        recompress: flags.value("recompress", codec)?,
+        load: flags.path("load"),
+        save: flags.path("save"),
+        persist: flags.path("persist"),
+        swap_safe: flags.0.get_flag("swap-safe"),
+        control: flags.path("control"),
     })
 }
 
@@ -362,14 +362,14 @@ fn exports(given: &GivenFlags) -> Result<Vec<WantedDevice>, CommandFailure> {
         let text = value
             .to_str()
             .ok_or_else(|| GivenFlags::fail("export", "the name is not valid UTF-8"))?;
-        let wanted = export(text).map_err(|why| GivenFlags::fail("export", why))?;
-        if all.iter().any(|other| other.name == wanted.name) {
+        let definition = export(text).map_err(|why| GivenFlags::fail("export", why))?;
+        if all.iter().any(|other| other.name == definition.name) {
             return Err(GivenFlags::fail(
                 "export",
-                format!("{:?} is given twice. Give each device another name.", wanted.name),
+                format!("{:?} is given twice. Give each device another name.", definition.name),
             ));
         }
-        all.push(wanted);
+        all.push(definition);
     }
     if all.is_empty() && given.path("load").or(given.path("persist")).is_none() {
         return Err(CommandFailure::own(
@@ -496,22 +496,19 @@ mod tests {
     fn the_document_lists_every_flag_with_its_default_and_help() {
         let document = include_str!("../../../../docs/block.md");
         let (_, rest) = document.split_once("<!-- blk-flags:begin -->\n").expect("it has the mark");
-        let (found, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
-        let wanted = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
-        let wanted = FLAGS.iter().fold(wanted, |all, flag| all + &row(flag));
-        assert!(
-            found == wanted,
-            "docs/block.md, between the marks: replace\n{found}\nby\n{wanted}"
-        );
+        let (text, _) = rest.split_once("<!-- blk-flags:end -->").expect("it has the mark");
+        let table = "| flag | default | what it sets |\n|---|---|---|\n".to_string();
+        let table = FLAGS.iter().fold(table, |all, flag| all + &row(flag));
+        assert!(text == table, "docs/block.md, between the marks: replace\n{text}\nby\n{table}");
     }
 
     #[test]
     fn exports_are_told_apart() {
-        let wanted = |name: &str, size, read_only| {
+        let device = |name: &str, size, read_only| {
             Ok(WantedDevice { name: name.to_string(), size, read_only })
         };
-        assert_eq!(export("a=1M"), wanted("a", 1 << 20, false));
-        assert_eq!(export("a=b=512,ro"), wanted("a=b", 512, true));
+        assert_eq!(export("a=1M"), device("a", 1 << 20, false));
+        assert_eq!(export("a=b=512,ro"), device("a=b", 512, true));
         for (text, word) in
             [("a", "NAME=SIZE"), ("a=x", "\"x\""), ("a\u{7}=1M", "control"), ("a=1M,rw", "1M,rw")]
         {

@@ -140,10 +140,10 @@ fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
         let (mut value, mut len) = (0, size_of::<libc::c_int>() as libc::socklen_t);
         // SAFETY: the kernel writes at most `len` bytes to `value`, which is that long, and the new
         // length to `len`.
-        let done = unsafe {
+        let code = unsafe {
             libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len)
         };
-        if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+        if code == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
     };
     let (domain, kind, listens) =
         (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?, option(libc::SO_ACCEPTCONN)?);
@@ -152,7 +152,7 @@ fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
     }
     // SAFETY: systemd gave this process the descriptor. It is open, as the calls above show, and
     // nothing else owns or uses it. The fcntl calls have no pointers.
-    let owned = unsafe {
+    let owned_fd = unsafe {
         libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
         let flags = libc::fcntl(fd, libc::F_GETFL);
         libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK);
@@ -160,7 +160,7 @@ fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
     };
     match domain {
         libc::AF_UNIX => {
-            let listener = UnixListener::from(owned);
+            let listener = UnixListener::from(owned_fd);
             let at = listener.local_addr().ok();
             let uri = at
                 .as_ref()
@@ -168,7 +168,7 @@ fn listener_of(fd: RawFd) -> io::Result<NamedListener> {
                 .map_or("nbd+unix:".to_string(), unix_uri);
             Ok(NamedListener { listener: SocketListener::Unix(listener), uri })
         }
-        libc::AF_INET | libc::AF_INET6 => Ok(named_tcp(TcpListener::from(owned), false)),
+        libc::AF_INET | libc::AF_INET6 => Ok(named_tcp(TcpListener::from(owned_fd), false)),
         _ => Err(ErrorKind::InvalidInput.into()),
     }
 }

@@ -65,15 +65,15 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     machines.end();
     devices.backing.stop();
     let _ = tender.join();
-    let done = devices.end(&settings);
+    let outcome = devices.end(&settings);
     drop((control, names));
-    done.map(|()| 0)
+    outcome.map(|()| 0)
 }
 
 fn tls(settings: &BlkSettings) -> Result<Option<TlsIdentity>, CommandFailure> {
     let Some(files) = &settings.tls else { return Ok(None) };
-    let loaded = TlsIdentity::load(&files.certificate, &files.key, files.client_ca.as_deref());
-    loaded.map(Some).map_err(|why| CommandFailure::own(format!("TLS: {why}")))
+    let identity = TlsIdentity::load(&files.certificate, &files.key, files.client_ca.as_deref());
+    identity.map(Some).map_err(|why| CommandFailure::own(format!("TLS: {why}")))
 }
 
 /// Answers `memfold blk stat`, `set` and the others, with a thread for each request. If no socket
@@ -86,17 +86,17 @@ fn control(
         Some(path) => listeners::unix(path)
             .map_err(|e| CommandFailure::own(format!("--control: {}: {e}", path.display())))?,
         None => {
-            let found = sockets::listen(sockets::BLK);
-            let named = found.and_then(|(listener, path)| Ok((listener, SocketName::of(&path)?)));
-            let Ok(named) = named else { return Ok(None) };
-            named
+            let socket = sockets::listen(sockets::BLK);
+            let name = socket.and_then(|(listener, path)| Ok((listener, SocketName::of(&path)?)));
+            let Ok(name) = name else { return Ok(None) };
+            name
         }
     };
     let control =
         Arc::new(DeviceControl::new(&devices.backing, &devices.exports, settings.recompress));
     let serve = move || serve_control(&listener, &control);
-    let started = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
-    started.map_err(|e| CommandFailure::own(format!("Starting a thread failed: {}", plain(&e))))?;
+    let outcome = thread::Builder::new().name("memfold-control".to_string()).spawn(serve);
+    outcome.map_err(|e| CommandFailure::own(format!("Starting a thread failed: {}", plain(&e))))?;
     Ok(Some(name))
 }
 
@@ -126,7 +126,7 @@ fn tell_ready(uris: &[String]) {
 
 fn wait_for_end(signals: &PassedSignals) {
     loop {
-        match signals.next(None).map(|caught| caught.number) {
+        match signals.next(None).map(|signal| signal.number) {
             Some(libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) => return,
             // The signal is blocked, so this does what its default action would do. SAFETY: raise
             // stops this process and touches no memory.

@@ -17,16 +17,16 @@ extern "C" fn remember() {
     let mut pipe = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: the call only reads the disposition. The kernel fills `pipe` on success, and it is
     // read only then.
-    let ignored = unsafe {
+    let is_ignored = unsafe {
         libc::sigaction(libc::SIGPIPE, std::ptr::null(), pipe.as_mut_ptr()) == 0
             && pipe.assume_init().sa_sigaction == libc::SIG_IGN
     };
-    PIPE_IGNORED.store(ignored, Relaxed);
+    PIPE_IGNORED.store(is_ignored, Relaxed);
     // SAFETY: F_GETFD only reads flags, has no pointers, and fails for a closed descriptor.
-    let closed = (0..3)
+    let closed_bits = (0..3)
         .filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0)
         .fold(0, |bits, fd| bits | 1 << fd);
-    CLOSED.store(closed, Relaxed);
+    CLOSED.store(closed_bits, Relaxed);
 }
 
 /// Restores the state, in the process that is about to execute the program. Async-signal-safe.
@@ -34,8 +34,8 @@ pub fn restore() {
     let disposition = if PIPE_IGNORED.load(Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
     // SAFETY: neither disposition runs a handler.
     unsafe { libc::signal(libc::SIGPIPE, disposition) };
-    let closed = CLOSED.load(Relaxed);
-    for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
+    let closed_bits = CLOSED.load(Relaxed);
+    for fd in (0..3).filter(|fd| closed_bits & 1 << fd != 0) {
         // SAFETY: nothing in this process uses the descriptor that the runtime opened. The process
         // executes another program next.
         unsafe { libc::close(fd) };

@@ -56,14 +56,14 @@ impl ChildProgram {
             let signals = signals.clone();
             move || {
                 // SAFETY: both are system calls without pointers.
-                let orphaned = unsafe {
+                let is_orphan = unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::getppid() != parent
                 };
                 inherited::restore();
                 signals.restore();
                 // If the parent differs, memfold was killed before the request took effect.
-                Err(if orphaned {
+                Err(if is_orphan {
                     io::Error::from_raw_os_error(libc::ESRCH)
                 } else {
                     image.execute()
@@ -105,8 +105,8 @@ impl ChildProgram {
                 self.signals.restore();
                 return Ok(end);
             }
-            if let Some(caught) = self.signals.next(None) {
-                self.pass_on(caught);
+            if let Some(signal) = self.signals.next(None) {
+                self.pass_on(signal);
             }
         }
     }
@@ -146,12 +146,12 @@ impl ChildProgram {
                     }));
                 }
                 _ if libc::WIFSIGNALED(status) => {
-                    let dumped = libc::WCOREDUMP(status);
+                    let has_core = libc::WCOREDUMP(status);
                     return Ok(Some(ProgramEnd {
                         pid: self.pid,
                         status: 128 + libc::WTERMSIG(status) as u8,
                         signal: Some(libc::WTERMSIG(status)),
-                        dumped,
+                        dumped: has_core,
                         cpu_limit,
                     }));
                 }

@@ -41,17 +41,17 @@ impl PassedSignals {
         // SAFETY: the sets are local. sigemptyset and sigprocmask initialise them before they are
         // read.
         unsafe {
-            let mut taken = MaybeUninit::uninit();
+            let mut signals = MaybeUninit::uninit();
             let mut before = MaybeUninit::uninit();
-            libc::sigemptyset(taken.as_mut_ptr());
+            libc::sigemptyset(signals.as_mut_ptr());
             for number in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {
-                libc::sigaddset(taken.as_mut_ptr(), number);
+                libc::sigaddset(signals.as_mut_ptr(), number);
             }
-            libc::sigprocmask(libc::SIG_BLOCK, taken.as_ptr(), before.as_mut_ptr());
+            libc::sigprocmask(libc::SIG_BLOCK, signals.as_ptr(), before.as_mut_ptr());
             // If SIGCHLD stays ignored, the kernel discards the program's exit status.
             let children_ignored = libc::signal(libc::SIGCHLD, libc::SIG_DFL) == libc::SIG_IGN;
             PassedSignals {
-                taken: taken.assume_init(),
+                taken: signals.assume_init(),
                 before: before.assume_init(),
                 children_ignored,
             }

@@ -24,9 +24,9 @@ pub fn command() -> Command {
 /// 125: a page can't be written.
 pub fn main(matches: &ArgMatches, described: Command) -> Result<u8, CommandFailure> {
     let directory = matches.get_one::<PathBuf>("dir").cloned().unwrap_or_default();
-    let mut described = described.disable_help_subcommand(true);
-    described.build();
-    write_pages(described, &directory).map_err(|e| {
+    let mut root = described.disable_help_subcommand(true);
+    root.build();
+    write_pages(root, &directory).map_err(|e| {
         CommandFailure::own(format!(
             "Writing man pages to {} failed: {}. Give an existing directory.",
             directory.display(),
@@ -38,8 +38,8 @@ pub fn main(matches: &ArgMatches, described: Command) -> Result<u8, CommandFailu
 
 /// Writes the page of a command, and those of its subcommands.
 fn write_pages(command: Command, directory: &Path) -> io::Result<()> {
-    let shown = command.get_subcommands().filter(|one| !one.is_hide_set()).cloned();
-    shown.into_iter().try_for_each(|one| write_pages(one, directory))?;
+    let subcommands = command.get_subcommands().filter(|one| !one.is_hide_set()).cloned();
+    subcommands.into_iter().try_for_each(|one| write_pages(one, directory))?;
     let (man, mut page) = (Man::new(command), Vec::new());
     man.render(&mut page)?;
     // The generator has no better name for the text after the flags.

@@ -49,11 +49,11 @@ impl ProcessMemory {
     /// Reads the memory of a process. Returns `None` if it has ended. If the kernel does not show
     /// its areas, as those of a process that is not dumpable, the causes are 0.
     pub fn read(pid: u32) -> Option<ProcessMemory> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
-        let tmpfs = read("mountinfo").map_or(HashSet::new(), |text| tmpfs_devices(&text));
-        match read("smaps").filter(|text| !text.is_empty()) {
+        let read_file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
+        let tmpfs = read_file("mountinfo").map_or(HashSet::new(), |text| tmpfs_devices(&text));
+        match read_file("smaps").filter(|text| !text.is_empty()) {
             Some(text) => Some(ProcessMemory::of_areas(&text, &tmpfs)),
-            None => of_status(&read("status")?),
+            None => of_status(&read_file("status")?),
         }
     }
 
@@ -190,10 +190,11 @@ VmFlags: rd mr
         assert_eq!([Cause::Locked, Cause::FileCopy, Cause::Small].map(of).map(kib), [80, 4, 12]);
         assert_eq!(of(Cause::Heap), 24 << 10);
         assert_eq!(kib(memory.cause_bytes.iter().sum()), 120, "managed memory and zones have none");
-        let hidden = ProcessMemory::of_areas(&SMAPS.replace(" um", ""), &tmpfs);
-        assert_eq!(hidden.cause_bytes[8], 24 << 10, "areas are write-protected too");
-        let hidden = ProcessMemory::of_areas(&SMAPS.replace(" um", "").replace(" uw", ""), &tmpfs);
-        assert_eq!(hidden.cause_bytes[8], 0, "a part of the heap may be managed");
+        let without_managed = ProcessMemory::of_areas(&SMAPS.replace(" um", ""), &tmpfs);
+        assert_eq!(without_managed.cause_bytes[8], 24 << 10, "areas are write-protected too");
+        let without_managed =
+            ProcessMemory::of_areas(&SMAPS.replace(" um", "").replace(" uw", ""), &tmpfs);
+        assert_eq!(without_managed.cause_bytes[8], 0, "a part of the heap may be managed");
     }
 
     #[test]

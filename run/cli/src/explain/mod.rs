@@ -177,21 +177,24 @@ impl Scene<'_> {
 
     /// Returns what is folded, and where it is.
     fn folded_line(&self) -> Option<String> {
-        let [folded, pool, swap] =
+        let [folded_bytes, pool, swap] =
             ["folded_bytes", "pool_bytes", "swap_bytes"].map(|name| self.sum(name));
         let file = match swap {
             0 => String::new(),
             bytes => format!(" and {} in the swap file", Size(bytes)),
         };
-        (folded > 0).then(|| {
-            format!("folded: {}, which takes {} compressed{file}", Size(folded), Size(pool))
+        (folded_bytes > 0).then(|| {
+            format!("folded: {}, which takes {} compressed{file}", Size(folded_bytes), Size(pool))
         })
     }
 
     fn shared_line(&self) -> Option<String> {
-        let shared = self.sum("shared_bytes");
-        (shared > 0).then(|| {
-            format!("{} of it counts in other processes that share it after a fork", Size(shared))
+        let shared_bytes = self.sum("shared_bytes");
+        (shared_bytes > 0).then(|| {
+            format!(
+                "{} of it counts in other processes that share it after a fork",
+                Size(shared_bytes)
+            )
         })
     }
 

@@ -199,21 +199,32 @@ impl Explanation {
     pub fn add(&mut self, counters: &Value, memory: &ProcessMemory) {
         self.resident_bytes += memory.resident_bytes();
         self.add_files(memory);
-        let [dense, full, pinned, forked, kept, resident, unmanaged, pool, frames, index, adopted] =
-            COUNTERS.map(|name| counters[name].as_u64().unwrap_or(0));
+        let [
+            dense,
+            full,
+            pinned_bytes,
+            forked,
+            kept_bytes,
+            resident,
+            unmanaged_bytes,
+            pool,
+            frames,
+            index,
+            adopted_bytes,
+        ] = COUNTERS.map(|name| counters[name].as_u64().unwrap_or(0));
         // The counters are of slightly different moments. No part is larger than the whole.
         let managed = [
             (Reason::Dense, dense),
             (Reason::Full, full),
-            (Reason::Pinned, pinned),
+            (Reason::Pinned, pinned_bytes),
             (Reason::Forked, forked),
-            (Reason::Kept, kept),
+            (Reason::Kept, kept_bytes),
         ];
-        let left = self.add_parts(resident, managed.into_iter());
-        self.raise(Reason::Hot, left);
+        let rest = self.add_parts(resident, managed.into_iter());
+        self.raise(Reason::Hot, rest);
         let causes = CAUSES.into_iter().map(Reason::Cause).zip(memory.cause_bytes);
-        let left = self.add_parts(unmanaged, causes);
-        self.raise(if adopted == 0 { Reason::NotYet } else { Reason::Other }, left);
+        let rest = self.add_parts(unmanaged_bytes, causes);
+        self.raise(if adopted_bytes == 0 { Reason::NotYet } else { Reason::Other }, rest);
         for (reason, bytes) in
             [(Reason::Pool, pool), (Reason::Frames, frames), (Reason::Index, index)]
         {
@@ -241,9 +252,9 @@ impl Explanation {
 
     /// Adds parts of `whole` as long as something of it is left. Returns the rest.
     fn add_parts(&mut self, whole: u64, parts: impl Iterator<Item = (Reason, u64)>) -> u64 {
-        parts.fold(whole, |left, (reason, bytes)| {
-            self.raise(reason, bytes.min(left));
-            left - bytes.min(left)
+        parts.fold(whole, |rest, (reason, bytes)| {
+            self.raise(reason, bytes.min(rest));
+            rest - bytes.min(rest)
         })
     }
 

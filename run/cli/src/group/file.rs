@@ -179,8 +179,8 @@ impl GroupFile {
     pub fn lock(&self) -> Result<LockedGroup<'_>, CommandFailure> {
         let end = Instant::now() + PATIENCE;
         loop {
-            if let Some(locked) = self.try_lock().map_err(|e| self.failure(&plain(&e)))? {
-                return Ok(locked);
+            if let Some(group) = self.try_lock().map_err(|e| self.failure(&plain(&e)))? {
+                return Ok(group);
             }
             if Instant::now() > end {
                 return Err(self.failure("one of its runs is stopped. Continue it, or end it."));
@@ -197,7 +197,7 @@ impl GroupFile {
         if !file_lock::try_lock(&self.file, HEAD).map_err(io_error)? {
             return Ok(None);
         }
-        let mut locked = LockedGroup { group: self, limit_bytes: 0, runs: Vec::new() };
+        let mut group = LockedGroup { group: self, limit_bytes: 0, runs: Vec::new() };
         let mut bytes = [0; FILE_BYTES as usize];
         let len = rustix::io::pread(&self.file, &mut bytes, 0).map_err(io_error)?;
         if len < bytes.len() {
@@ -205,14 +205,14 @@ impl GroupFile {
         }
         let (head, records) = bytes.split_at(RECORD_BYTES);
         let limit = head[MAGIC.len()..].first_chunk().expect("a head is long enough");
-        locked.limit_bytes = u64::from_le_bytes(*limit);
+        group.limit_bytes = u64::from_le_bytes(*limit);
         for (n, record) in records.as_chunks().0.iter().enumerate() {
             let run = GroupRun::decode(record);
             if run.pid != 0 && file_lock::is_locked(&self.file, place(n)).map_err(io_error)? {
-                locked.runs.push((n, run));
+                group.runs.push((n, run));
             }
         }
-        Ok(Some(locked))
+        Ok(Some(group))
     }
 
     /// Returns an error about this group.
@@ -320,17 +320,17 @@ fn open(path: &Path, more: OFlags) -> Result<OwnedFd, Errno> {
 /// Makes the file of a group, without runs. It gets its name only once it is complete. If another
 /// process has just made it, that one stays.
 fn create(path: &Path, limit_bytes: u64) -> io::Result<()> {
-    let hidden = path.with_extension(format!("{}.new", std::process::id()));
-    let _ = fs::remove_file(&hidden);
-    let file = open(&hidden, OFlags::CREATE | OFlags::EXCL).map_err(io_error)?;
+    let draft = path.with_extension(format!("{}.new", std::process::id()));
+    let _ = fs::remove_file(&draft);
+    let file = open(&draft, OFlags::CREATE | OFlags::EXCL).map_err(io_error)?;
     let head = [MAGIC, limit_bytes.to_le_bytes()].concat();
-    let made = rustix::fs::ftruncate(&file, FILE_BYTES)
+    let outcome = rustix::fs::ftruncate(&file, FILE_BYTES)
         .and_then(|()| rustix::io::pwrite(&file, &head, 0))
         .map_err(io_error)
-        .and_then(|_| match fs::hard_link(&hidden, path) {
+        .and_then(|_| match fs::hard_link(&draft, path) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         });
-    let _ = fs::remove_file(&hidden);
-    made
+    let _ = fs::remove_file(&draft);
+    outcome
 }

@@ -114,12 +114,12 @@ impl RunWork {
 
     /// Returns whether a run that has worked for so long in all is quiet.
     fn is_quiet(&mut self, worked_ns: u64) -> bool {
-        let (now, passed) = (Instant::now(), self.begin.elapsed());
+        let (now, elapsed) = (Instant::now(), self.begin.elapsed());
         // The sum falls when a process ends. A run whose processes end does work. It also falls a
         // little when the estimate of the time in faults is renewed.
-        let worked = worked_ns.abs_diff(self.worked_ns);
-        let has_worked = u128::from(worked) * WORK_SHARE > passed.max(INTERVAL).as_nanos();
-        if has_worked || passed >= INTERVAL {
+        let work_ns = worked_ns.abs_diff(self.worked_ns);
+        let has_worked = u128::from(work_ns) * WORK_SHARE > elapsed.max(INTERVAL).as_nanos();
+        if has_worked || elapsed >= INTERVAL {
             (self.begin, self.worked_ns) = (now, worked_ns);
         }
         if has_worked {
@@ -154,18 +154,18 @@ impl GroupMember {
         };
         let [limit_bytes, most_bytes, share_bytes] = [0; 3].map(AtomicU64::new);
         let member = GroupMember { group, request, record, limit_bytes, most_bytes, share_bytes };
-        let (end, mut published) = (Instant::now() + PATIENCE, PublishedShare::default());
+        let (end, mut share) = (Instant::now() + PATIENCE, PublishedShare::default());
         let claim = ShareClaim { need: NEED_BYTES, ..ShareClaim::default() };
         while member.share_bytes() < START_BYTES {
             if Instant::now() > end {
                 return Err(member.full(&member.group.lock()?));
             }
-            let locked = member.group.lock()?;
+            let group = member.group.lock()?;
             let state = RunState { claim, ..RunState::default() };
             member
-                .renew(&locked, &state, &mut published)
+                .renew(&group, &state, &mut share)
                 .map_err(|e| member.group.failure(&e.to_string()))?;
-            drop(locked);
+            drop(group);
             sleep(Duration::from_millis(1));
         }
         Ok(member)
@@ -237,21 +237,21 @@ impl GroupMember {
     /// While the file can't be read or written, the share stays as it is.
     pub fn tend(&self, tables: &UserTables, own_limit: impl Fn() -> u64, changed: impl Fn()) -> ! {
         let (mut soon_until, mut work) = (Instant::now() + SOON_LASTS, RunWork::new());
-        let mut published = PublishedShare { bytes: self.share_bytes(), lowered: None };
+        let mut outer_share = PublishedShare { bytes: self.share_bytes(), lowered: None };
         loop {
             let begin = Instant::now();
             let (share, most) = (self.share_bytes(), self.most_bytes());
             let (mut claim, held_bytes) = tables.claim();
             claim.need = claim.need.max(claim.least).min(own_limit());
             let is_quiet = work.is_quiet(tables.worked_ns());
-            if let Ok(Some(locked)) = self.group.try_lock() {
+            if let Ok(Some(group)) = self.group.try_lock() {
                 let state = RunState { claim, held_bytes, is_quiet };
-                let _ = self.renew(&locked, &state, &mut published);
+                let _ = self.renew(&group, &state, &mut outer_share);
             }
             if (share, most) != (self.share_bytes(), self.most_bytes()) {
                 changed();
             }
-            if share != self.share_bytes() || published.lowered.is_some() {
+            if share != self.share_bytes() || outer_share.lowered.is_some() {
                 soon_until = begin + SOON_LASTS;
             }
             let period = if begin < soon_until { SOON } else { PERIOD };

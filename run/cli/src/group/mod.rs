@@ -40,15 +40,15 @@ pub const FLAGS: [[&str; 3]; 3] = [
 /// # Errors
 /// 125: a value is wrong, or a flag needs `--group`.
 pub fn request(matches: &ArgMatches) -> Result<Option<GroupRequest>, CommandFailure> {
-    let given = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    let Some(name) = given(GROUP) else {
-        return match [WEIGHT_FLAG, FLOOR].into_iter().find(|name| given(name).is_some()) {
+    let value = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    let Some(name) = value(GROUP) else {
+        return match [WEIGHT_FLAG, FLOOR].into_iter().find(|name| value(name).is_some()) {
             Some(name) => Err(CommandFailure::own(format!("--{name}: give --group NAME too."))),
             None => Ok(None),
         };
     };
     let name = file::checked(name)?.to_string();
-    let weight = match given(WEIGHT_FLAG) {
+    let weight = match value(WEIGHT_FLAG) {
         None => WEIGHT,
         Some(text) => {
             text.parse().ok().filter(|n| (1..=WEIGHT_MAX).contains(n)).ok_or_else(|| {
@@ -58,7 +58,7 @@ pub fn request(matches: &ArgMatches) -> Result<Option<GroupRequest>, CommandFail
             })?
         }
     };
-    let floor_bytes = match given(FLOOR) {
+    let floor_bytes = match value(FLOOR) {
         None | Some("0") => 0,
         Some(text) => size(FLOOR, text)?,
     };
@@ -90,13 +90,13 @@ fn size(flag: &str, text: &str) -> Result<u64, CommandFailure> {
 /// # Errors
 /// 125: a value is wrong, or the group can't be made, changed or removed.
 pub fn set(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
-    let given = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    if given("resident").is_some() {
+    let value = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    if value("resident").is_some() {
         return Err(CommandFailure::own(
             "--resident: a group has only a limit of all its memory. Give --limit SIZE.",
         ));
     }
-    let Some(limit) = given("limit") else {
+    let Some(limit) = value("limit") else {
         return Err(CommandFailure::own(
             "No limit given. Give --limit SIZE, or --limit none to remove the group.",
         ));
@@ -115,8 +115,8 @@ pub fn set_limit(name: &str, limit: &str) -> Result<String, CommandFailure> {
         return Ok(format!("group {name}: removed"));
     }
     let group = GroupFile::make(name, size("limit", limit)?)?;
-    let locked = group.lock()?;
-    Ok(locked.line())
+    let contents = group.lock()?;
+    Ok(contents.line())
 }
 
 /// Runs `memfold stat --group NAME`.
@@ -125,7 +125,7 @@ pub fn set_limit(name: &str, limit: &str) -> Result<String, CommandFailure> {
 /// 125: there is no such group, or it can't be read.
 pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let group = GroupFile::known(name)?;
-    let locked = group.lock()?;
+    let contents = group.lock()?;
     if matches.get_flag("json") {
         let one = |run: &memfold_run::group::GroupRun| {
             json!({
@@ -139,15 +139,15 @@ pub fn stat(name: &str, matches: &ArgMatches) -> Result<u8, CommandFailure> {
                 "quiet": run.is_quiet,
             })
         };
-        let runs: Vec<_> = locked.runs.iter().map(|(_, run)| one(run)).collect();
-        let all = json!({"group": name, "limit_bytes": locked.limit_bytes, "runs": runs});
+        let runs: Vec<_> = contents.runs.iter().map(|(_, run)| one(run)).collect();
+        let all = json!({"group": name, "limit_bytes": contents.limit_bytes, "runs": runs});
         // The runs need the lock, and a reader of stdout may be slow.
-        drop(locked);
+        drop(contents);
         say!("{all:#}");
         return Ok(0);
     }
-    let (line, runs) = (locked.line(), locked.runs.clone());
-    drop(locked);
+    let (line, runs) = (contents.line(), contents.runs.clone());
+    drop(contents);
     say!("{line}");
     say!(
         "{:>8} {:>7} {:>10} {:>10} {:>10} {:>10}",
@@ -177,12 +177,12 @@ pub struct GroupFigures {
 /// Returns the figures of each group of this user that can be read.
 pub fn figures() -> Vec<GroupFigures> {
     let figures = |group: GroupFile| {
-        let locked = group.lock().ok()?;
+        let contents = group.lock().ok()?;
         Some(GroupFigures {
             name: group.name().to_string(),
-            limit_bytes: locked.limit_bytes,
-            held_bytes: locked.held_bytes(),
-            runs: locked.runs.len() as u64,
+            limit_bytes: contents.limit_bytes,
+            held_bytes: contents.held_bytes(),
+            runs: contents.runs.len() as u64,
         })
     };
     GroupFile::all().into_iter().filter_map(figures).collect()

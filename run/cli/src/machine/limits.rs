@@ -22,10 +22,10 @@ pub fn address_limits() -> Vec<(&'static str, u64)> {
 pub fn reached_cpu_limit(pid: libc::pid_t) -> Option<u64> {
     let mut limit = MaybeUninit::uninit();
     // SAFETY: without a new limit the call changes none. The kernel writes `limit` on success.
-    let done =
+    let code =
         unsafe { libc::prlimit(pid, libc::RLIMIT_CPU, std::ptr::null(), limit.as_mut_ptr()) };
     // SAFETY: the call succeeded, so `limit` is filled.
-    let limit = (done == 0).then(|| unsafe { limit.assume_init() })?.rlim_max;
+    let limit = (code == 0).then(|| unsafe { limit.assume_init() })?.rlim_max;
     (cpu_time(pid)? >= Duration::from_secs(limit)).then_some(limit)
 }
 
@@ -36,8 +36,8 @@ fn cpu_time(pid: libc::pid_t) -> Option<Duration> {
     let clock = !pid << 3;
     let mut now = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the kernel writes `now` on success.
-    let done = unsafe { libc::clock_gettime(clock, now.as_mut_ptr()) };
+    let code = unsafe { libc::clock_gettime(clock, now.as_mut_ptr()) };
     // SAFETY: the call succeeded, so `now` is filled.
-    let now = (done == 0).then(|| unsafe { now.assume_init() })?;
+    let now = (code == 0).then(|| unsafe { now.assume_init() })?;
     Some(Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
 }

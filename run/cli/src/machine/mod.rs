@@ -46,20 +46,20 @@ fn limit_files(groups: &str, mounts: &str) -> Vec<PathBuf> {
 /// Returns the folders of the cgroup that `/proc/self/cgroup` names, and of every ancestor that is
 /// mounted here, the nearest first.
 fn folders(groups: &str, mounts: &str) -> Vec<MemoryFolder> {
-    let mut found = Vec::new();
+    let mut mounts_in_memory = Vec::new();
     for mount in mounts.lines().filter_map(MemoryMount::parse) {
         let Some(group) = groups.lines().find_map(|line| mount.group_of(line)) else { continue };
         // A mount of a subtree (as in containers) shows the paths below its own root.
         let Ok(below) = group.strip_prefix(&mount.root) else { continue };
         let mut at = mount.point.join(below);
         loop {
-            found.push(MemoryFolder { path: at.clone(), v2: mount.v2 });
+            mounts_in_memory.push(MemoryFolder { path: at.clone(), v2: mount.v2 });
             if at == mount.point || !at.pop() {
                 break;
             }
         }
     }
-    found
+    mounts_in_memory
 }
 
 /// The folder of a cgroup that can limit memory.

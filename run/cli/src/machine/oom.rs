@@ -105,16 +105,16 @@ mod tests {
     /// Writes the files of a cgroup of version 2.
     fn write(folder: &Path, kills: u64, shortages: u64, limit: &str) {
         fs::create_dir_all(folder).unwrap();
-        let put = |name: &str, text: String| fs::write(folder.join(name), text).unwrap();
-        put("memory.events", format!("low 0\noom 9\noom_kill {kills}\noom_group_kill 7\n"));
-        put("memory.events.local", format!("low 0\noom {shortages}\noom_kill {kills}\n"));
-        put("memory.max", format!("{limit}\n"));
+        let write_file = |name: &str, text: String| fs::write(folder.join(name), text).unwrap();
+        write_file("memory.events", format!("low 0\noom 9\noom_kill {kills}\noom_group_kill 7\n"));
+        write_file("memory.events.local", format!("low 0\noom {shortages}\noom_kill {kills}\n"));
+        write_file("memory.max", format!("{limit}\n"));
     }
 
     fn counts(folders: &[&Path], machine: u64) -> OomCounts {
-        let read =
+        let read_counts =
             |path: &&Path| GroupCounts::read(MemoryFolder { path: path.to_path_buf(), v2: true });
-        OomCounts { groups: folders.iter().filter_map(read).collect(), machine }
+        OomCounts { groups: folders.iter().filter_map(read_counts).collect(), machine }
     }
 
     #[test]
@@ -140,11 +140,11 @@ mod tests {
     #[test]
     fn counts_of_version_1_are_read() {
         let scratch = Scratch::new();
-        let read = || GroupCounts::read(MemoryFolder { path: scratch.0.clone(), v2: false });
-        assert!(read().is_none());
+        let read_counts = || GroupCounts::read(MemoryFolder { path: scratch.0.clone(), v2: false });
+        assert!(read_counts().is_none());
         scratch.file("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 0o644);
         scratch.file("memory.failcnt", "17\n", 0o644);
-        let found = read().unwrap();
-        assert_eq!((found.kills, found.shortages), (2, 17));
+        let counts = read_counts().unwrap();
+        assert_eq!((counts.kills, counts.shortages), (2, 17));
     }
 }

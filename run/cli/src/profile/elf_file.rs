@@ -43,15 +43,15 @@ impl ElfFile {
         let header = FileHeader::parse_tail((order, class, abi, abi_version), rest).ok()?;
         let segments = table(&file, header.e_phoff, header.e_phnum, size_of::<Elf64_Phdr>())?;
         let sections = table(&file, header.e_shoff, header.e_shnum, size_of::<Elf64_Shdr>())?;
-        let mut read = ElfFile { file, segments, sections: Vec::new() };
-        let names = sections.get(header.e_shstrndx as usize).and_then(|names| read.bytes_of(names));
+        let mut elf = ElfFile { file, segments, sections: Vec::new() };
+        let names = sections.get(header.e_shstrndx as usize).and_then(|names| elf.bytes_of(names));
         let names = names.unwrap_or_default();
         let names = StringTable::new(&names);
         let name = |section: &SectionHeader| {
             names.get(section.sh_name as usize).unwrap_or_default().to_string()
         };
-        read.sections = sections.into_iter().map(|section| (name(&section), section)).collect();
-        Some(read)
+        elf.sections = sections.into_iter().map(|section| (name(&section), section)).collect();
+        Some(elf)
     }
 
     /// Returns what must be added to the file's own addresses if its bytes from `offset` on are
@@ -95,11 +95,11 @@ impl ElfFile {
             let names = StringTable::new(&names);
             let mut symbols =
                 ParsingTable::<_, Symbol>::new(LittleEndian, Class::ELF64, &symbols).iter();
-            let found = symbols.find(|symbol| {
+            let symbol = symbols.find(|symbol| {
                 symbol.st_shndx != SHN_UNDEF
-                    && names.get(symbol.st_name as usize).is_ok_and(|found| found == name)
+                    && names.get(symbol.st_name as usize).is_ok_and(|own_name| own_name == name)
             })?;
-            Some(found.st_value)
+            Some(symbol.st_value)
         })
     }
 

@@ -53,9 +53,9 @@ pub fn write_firefox(
             .collect();
         let stack = profile.intern_stack_frames(thread, frames.into_iter());
         let time = Timestamp::from_nanos_since_reference(load.time_ns.saturating_sub(begin));
-        let spent = CpuDelta::from_nanos(load.spent_ns);
+        let cpu_time = CpuDelta::from_nanos(load.spent_ns);
         let weight = i32::try_from(recording.every).unwrap_or(i32::MAX);
-        profile.add_sample(thread, time, stack, spent, weight);
+        profile.add_sample(thread, time, stack, cpu_time, weight);
     }
     serde_json::to_writer(out, &profile).map_err(io::Error::from)
 }
@@ -67,9 +67,9 @@ fn add_thread(
     is_first: bool,
 ) -> ThreadHandle {
     let start = Timestamp::from_nanos_since_reference(0);
-    let added = profile.add_thread(process, thread, start, is_first);
-    profile.set_thread_samples_weight_type(added, WeightType::Samples);
-    added
+    let handle = profile.add_thread(process, thread, start, is_first);
+    profile.set_thread_samples_weight_type(handle, WeightType::Samples);
+    handle
 }
 
 /// Writes a line for each stack: its program and functions, the outermost first and separated by

@@ -92,13 +92,13 @@ impl MappedFiles {
         if let Some(known) = self.by_key.get(&key) {
             return *known;
         }
-        let opened = open_of(process, path, key.1);
-        let elf = opened.as_ref().and_then(|file| ElfFile::read(file.try_clone().ok()?));
+        let file = open_of(process, path, key.1);
+        let elf = file.as_ref().and_then(|file| ElfFile::read(file.try_clone().ok()?));
         let elf = elf.map(|elf| {
             let unwind = UnwindSections::of(&elf);
             (elf, unwind)
         });
-        self.files.push(MappedFile { path: path.to_string(), opened, elf });
+        self.files.push(MappedFile { path: path.to_string(), opened: file, elf });
         self.by_key.insert(key, self.files.len() - 1);
         self.files.len() - 1
     }
@@ -107,7 +107,7 @@ impl MappedFiles {
 /// Opens a file that a process has mapped. Returns `None` if the path leads to another file by now.
 fn open_of(process: u32, path: &str, inode: u64) -> Option<File> {
     let paths = [format!("/proc/{process}/root{path}"), path.to_string()];
-    let is_it = |file: &File| file.metadata().is_ok_and(|found| found.ino() == inode);
+    let is_it = |file: &File| file.metadata().is_ok_and(|metadata| metadata.ino() == inode);
     paths.into_iter().find_map(|path| File::open(path).ok().filter(is_it))
 }
 
@@ -122,11 +122,11 @@ impl UnwindSections {
     }
 
     fn sections(&self) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
-        let split = |section: &Option<(Range<u64>, Arc<[u8]>)>| {
+        let halves = |section: &Option<(Range<u64>, Arc<[u8]>)>| {
             section.clone().map_or((None, None), |(range, bytes)| (Some(range), Some(bytes)))
         };
         let ((eh_frame_svma, eh_frame), (eh_frame_hdr_svma, eh_frame_hdr)) =
-            (split(&self.frames), split(&self.index));
+            (halves(&self.frames), halves(&self.index));
         ExplicitModuleSectionInfo {
             eh_frame_svma,
             eh_frame,
@@ -216,10 +216,10 @@ impl RecordedProcess {
         let Some(bias) = elf.bias(range.start, offset) else { return };
         if self.interpreter.is_none()
             && file.path.contains("python")
-            && let Some(found) = python::find(elf, &file.path)
+            && let Some(interpreter) = python::find(elf, &file.path)
         {
-            let runtime = bias.wrapping_add(found.runtime);
-            self.interpreter = Some(Interpreter { runtime, ..found });
+            let runtime = bias.wrapping_add(interpreter.runtime);
+            self.interpreter = Some(Interpreter { runtime, ..interpreter });
         }
         let module = Module::new(file.path.clone(), range, bias, unwind.sections());
         self.unwinder.add_module(module);
@@ -238,12 +238,12 @@ impl RecordedProcess {
     /// whether each of them is known.
     pub fn walk(&mut self, sample: &Sample) -> (Vec<CodePlace>, bool) {
         let [ip, sp, bp] = sample.registers;
-        let mut read = |address: u64| {
+        let mut read_word = |address: u64| {
             let at = address.checked_sub(sp & !7).filter(|at| at % 8 == 0).ok_or(())?;
             sample.stack.get((at / 8) as usize).copied().ok_or(())
         };
         let regs = UnwindRegsX86_64::new(ip, sp, bp);
-        let mut frames = self.unwinder.iter_frames(ip, regs, &mut self.cache, &mut read);
+        let mut frames = self.unwinder.iter_frames(ip, regs, &mut self.cache, &mut read_word);
         let mut addresses = Vec::new();
         while let Ok(Some(frame)) = frames.next() {
             addresses.push(frame.address_for_lookup());

@@ -98,10 +98,10 @@ impl RunningRecorder {
     pub fn end(self, log: &Log) -> Result<(), CommandFailure> {
         self.ends.store(true, SeqCst);
         let recording = self.thread.join().expect("it doesn't panic");
-        let named = NamedStacks::of(&recording);
-        let Recorder { ring, outputs: [json, collapsed], .. } = self.recorder;
-        let paths = format!("{} and {}", json.name().display(), collapsed.name().display());
-        match tables(&recording, &named) {
+        let stacks = NamedStacks::of(&recording);
+        let Recorder { ring, outputs: [json, collapsed_file], .. } = self.recorder;
+        let paths = format!("{} and {}", json.name().display(), collapsed_file.name().display());
+        match tables(&recording, &stacks) {
             Some(tables) => {
                 log.say(&format!(
                     "{} samples, each for {} loads of folded memory; their stacks are in {paths}",
@@ -120,8 +120,9 @@ impl RunningRecorder {
                 ring.lost()
             ));
         }
-        let json = json.write_by(|out| write_firefox(&recording, &named, "memfold record", out));
-        let collapsed = collapsed.write_by(|out| write_collapsed(&recording, &named, out));
-        json.and(collapsed)
+        let json = json.write_by(|out| write_firefox(&recording, &stacks, "memfold record", out));
+        let collapsed_file =
+            collapsed_file.write_by(|out| write_collapsed(&recording, &stacks, out));
+        json.and(collapsed_file)
     }
 }

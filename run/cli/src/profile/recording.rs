@@ -192,8 +192,11 @@ impl Recording {
     fn mapping_at(&mut self, key: SampledProcess, address: u64) -> Option<usize> {
         let own = self.process(key);
         let is_of_image = |open: &&OpenProcess| open.key.image == key.image;
-        let same = self.processes.iter().filter(is_of_image);
-        [&self.processes[own]].into_iter().chain(same).find_map(|open| open.mapping_at(address))
+        let processes = self.processes.iter().filter(is_of_image);
+        [&self.processes[own]]
+            .into_iter()
+            .chain(processes)
+            .find_map(|open| open.mapping_at(address))
     }
 }
 
@@ -223,8 +226,8 @@ impl OpenProcess {
         {
             *until = start;
         }
-        let replaced: Vec<u64> = self.mappings.range(start..end).map(|(at, _)| *at).collect();
-        for at in replaced {
+        let starts: Vec<u64> = self.mappings.range(start..end).map(|(at, _)| *at).collect();
+        for at in starts {
             self.mappings.remove(&at);
         }
         self.mappings.insert(start, (end, index));

@@ -43,15 +43,15 @@ pub struct NamedStacks {
 impl NamedStacks {
     /// Finds the names of all stacks.
     pub fn of(recording: &Recording) -> NamedStacks {
-        let mut named = NamedStacks { functions: Interned::new(), stacks: Vec::new() };
-        let names = CodeNames::of(recording);
+        let mut stacks = NamedStacks { functions: Interned::new(), stacks: Vec::new() };
+        let names = CodeFunctions::of(recording);
         for stack in recording.stacks.values() {
             let functions = joined(recording, &names, stack);
-            let indices = functions.into_iter().map(|function| named.functions.index(function));
+            let indices = functions.into_iter().map(|function| stacks.functions.index(function));
             let indices = indices.collect();
-            named.stacks.push(indices);
+            stacks.stacks.push(indices);
         }
-        named
+        stacks
     }
 
     /// Returns the functions of a stack, the innermost first.
@@ -61,7 +61,7 @@ impl NamedStacks {
 }
 
 /// Returns the functions of a stack. Python functions take the place of the function that runs them.
-fn joined(recording: &Recording, names: &CodeNames, stack: &RawStack) -> Vec<Function> {
+fn joined(recording: &Recording, names: &CodeFunctions, stack: &RawStack) -> Vec<Function> {
     let python = |code: &u64| match recording.function(stack.process, *code) {
         Some(found) => {
             Function { name: found.name.clone(), file: found.file.clone(), line: Some(found.line) }
@@ -90,13 +90,13 @@ fn joined(recording: &Recording, names: &CodeNames, stack: &RawStack) -> Vec<Fun
 
 /// The functions at places of compiled code, the innermost first: a compiler may have put several
 /// into one.
-struct CodeNames {
+struct CodeFunctions {
     in_files: HashMap<(usize, u64), Vec<Function>>,
     in_memory: HashMap<(usize, u64), Vec<Function>>,
 }
 
-impl CodeNames {
-    fn of(recording: &Recording) -> CodeNames {
+impl CodeFunctions {
+    fn of(recording: &Recording) -> CodeFunctions {
         let mut offsets = vec![Vec::new(); recording.files.len()];
         let mut addresses = vec![Vec::new(); recording.process_count()];
         for stack in recording.stacks.values() {
@@ -107,7 +107,7 @@ impl CodeNames {
                 }
             }
         }
-        let mut names = CodeNames { in_files: HashMap::new(), in_memory: HashMap::new() };
+        let mut names = CodeFunctions { in_files: HashMap::new(), in_memory: HashMap::new() };
         let symbolizer = Symbolizer::new();
         for (file, offsets) in offsets.iter_mut().enumerate() {
             offsets.sort_unstable();
@@ -127,24 +127,25 @@ impl CodeNames {
         file: usize,
         offsets: &[u64],
     ) {
-        let mapped = recording.files.get(file);
-        let base = mapped.path.rsplit('/').next().unwrap_or_default();
-        let found = mapped.opened.as_ref().filter(|_| !offsets.is_empty()).and_then(|opened| {
-            let symbolize = |debug_syms: bool| {
-                let mut elf = Elf::new(path_of_open(opened));
-                elf.debug_syms = debug_syms;
-                symbolizer.symbolize(&Source::Elf(elf), Input::FileOffset(offsets)).ok()
-            };
-            // Debug information may be damaged, or of a kind that can't be read.
-            symbolize(true).or_else(|| symbolize(false))
-        });
+        let mapped_file = recording.files.get(file);
+        let base = mapped_file.path.rsplit('/').next().unwrap_or_default();
+        let symbols =
+            mapped_file.opened.as_ref().filter(|_| !offsets.is_empty()).and_then(|handle| {
+                let symbolize = |debug_syms: bool| {
+                    let mut elf = Elf::new(path_of_open(handle));
+                    elf.debug_syms = debug_syms;
+                    symbolizer.symbolize(&Source::Elf(elf), Input::FileOffset(offsets)).ok()
+                };
+                // Debug information may be damaged, or of a kind that can't be read.
+                symbolize(true).or_else(|| symbolize(false))
+            });
         for (n, offset) in offsets.iter().enumerate() {
-            let symbol = found.as_ref().and_then(|found| found.get(n));
+            let symbol = symbols.as_ref().and_then(|symbols| symbols.get(n));
             let of = |name: &str| Function::compiled(name, base);
             let functions = match symbol {
                 Some(Symbolized::Sym(symbol)) => {
-                    let inlined = symbol.inlined.iter().rev().map(|inlined| of(&inlined.name));
-                    inlined.chain([of(&symbol.name)]).collect()
+                    let frames = symbol.inlined.iter().rev().map(|frame| of(&frame.name));
+                    frames.chain([of(&symbol.name)]).collect()
                 }
                 _ => vec![of(&format!("{base}+{offset:#x}"))],
             };
@@ -156,8 +157,8 @@ impl CodeNames {
         let (_, about) = recording.about(process);
         let map = about.code_map().map(read_code_map).unwrap_or_default();
         for address in addresses {
-            let found = map.range(..=*address).next_back();
-            let name = found.filter(|(start, (len, _))| address - **start < *len);
+            let function = map.range(..=*address).next_back();
+            let name = function.filter(|(start, (len, _))| address - **start < *len);
             let name = name.map_or_else(|| format!("{address:#x}"), |(_, (_, name))| name.clone());
             let function = Function::compiled(&name, "generated code");
             self.in_memory.insert((process, *address), vec![function]);
@@ -165,11 +166,11 @@ impl CodeNames {
     }
 
     fn at(&self, process: usize, place: CodePlace) -> &[Function] {
-        let found = match place {
+        let functions = match place {
             CodePlace::File(file, offset) => self.in_files.get(&(file, offset)),
             CodePlace::Anonymous(address) => self.in_memory.get(&(process, address)),
         };
-        found.map_or(&[], Vec::as_slice)
+        functions.map_or(&[], Vec::as_slice)
     }
 }
 
@@ -215,13 +216,13 @@ mod tests {
         let mut recording = Recording::new(1);
         leave(&ring, own(1), function_with_a_name as *const () as u64 + 1, &[]);
         recording.take(&ring);
-        let named = NamedStacks::of(&recording);
+        let names = NamedStacks::of(&recording);
         // The compiler has put another function into it, which comes first.
         let is_it = |function: &Function| {
             function.name.contains("function_with_a_name") && function.file.starts_with("memfold-")
         };
-        let found: Vec<&Function> = named.stack(0).collect();
-        assert!(found.iter().any(|function| is_it(function)), "{found:?}");
+        let functions: Vec<&Function> = names.stack(0).collect();
+        assert!(functions.iter().any(|function| is_it(function)), "{functions:?}");
     }
 
     #[test]
@@ -242,12 +243,12 @@ mod tests {
             .iter()
             .zip(1..)
             .map(|(name, at)| ((0, at), vec![Function::compiled(name, "python3")]));
-        let names = CodeNames { in_files: HashMap::new(), in_memory: in_memory.collect() };
+        let names = CodeFunctions { in_files: HashMap::new(), in_memory: in_memory.collect() };
         let join = |code: &[u64], frames: &[u64]| {
             let code = code.iter().map(|at| CodePlace::Anonymous(*at)).collect();
             let stack = RawStack { process: 0, code, frames: frames.to_vec() };
-            let joined = joined(&recording, &names, &stack);
-            joined.into_iter().map(|function| function.name).collect::<Vec<_>>()
+            let functions = joined(&recording, &names, &stack);
+            functions.into_iter().map(|function| function.name).collect::<Vec<_>>()
         };
         // Two Python functions share a call of the interpreter.
         let all = join(&[1, 2, 3, 4, 5], &[11, 12, 0, 13, 0]);
@@ -266,7 +267,7 @@ mod tests {
         let path = scratch.file("perf.map", text, 0o644);
         let map = read_code_map(File::open(path).unwrap());
         let expected = [(0x1000, (8, "new name with \u{fc}")), (0x2000, (16, "second"))];
-        let found = map.iter().map(|(start, (len, name))| (*start, (*len, name.as_str())));
-        assert_eq!(found.collect::<Vec<_>>(), expected);
+        let entries = map.iter().map(|(start, (len, name))| (*start, (*len, name.as_str())));
+        assert_eq!(entries.collect::<Vec<_>>(), expected);
     }
 }

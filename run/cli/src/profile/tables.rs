@@ -29,8 +29,8 @@ struct Count {
 
 /// Returns the lines of the tables. Returns `None` if nothing was sampled.
 pub fn tables(recording: &Recording, named: &NamedStacks) -> Option<String> {
-    let sampled = recording.loads.len() as u64;
-    if sampled == 0 {
+    let samples = recording.loads.len() as u64;
+    if samples == 0 {
         return None;
     }
     let mut text = String::from("   LOADS  SHARE     TIME  WITH CALLEES  FUNCTION\n");
@@ -40,9 +40,9 @@ pub fn tables(recording: &Recording, named: &NamedStacks) -> Option<String> {
             text,
             "{:>8} {:>5.1}% {:>8} {:>12.1}%  {}",
             count.own * recording.every,
-            percent(count.own, sampled),
+            percent(count.own, samples),
             seconds(count.own_ns.saturating_mul(recording.every)),
-            percent(count.all, sampled),
+            percent(count.all, samples),
             label(function, NAME_COLUMNS),
         );
     }
@@ -55,7 +55,7 @@ pub fn tables(recording: &Recording, named: &NamedStacks) -> Option<String> {
             text,
             "{:>8} {:>5.1}% {:>9}  {mappers}",
             count * recording.every,
-            percent(count, sampled),
+            percent(count, samples),
             Size(bytes).to_string(),
         );
     }
@@ -73,15 +73,15 @@ fn by_function(recording: &Recording, named: &NamedStacks) -> Vec<(usize, Count)
             counts[*innermost].own += 1;
             counts[*innermost].own_ns = counts[*innermost].own_ns.saturating_add(load.spent_ns);
         }
-        let mut seen = stack.clone();
-        seen.sort_unstable();
-        seen.dedup();
-        seen.iter().for_each(|function| counts[*function].all += 1);
+        let mut functions = stack.clone();
+        functions.sort_unstable();
+        functions.dedup();
+        functions.iter().for_each(|function| counts[*function].all += 1);
     }
-    let mut sorted: Vec<(usize, Count)> =
+    let mut rows: Vec<(usize, Count)> =
         counts.into_iter().enumerate().filter(|(_, count)| count.own > 0).collect();
-    sorted.sort_by_key(|(function, count)| (std::cmp::Reverse(count.own), *function));
-    sorted
+    rows.sort_by_key(|(function, count)| (std::cmp::Reverse(count.own), *function));
+    rows
 }
 
 /// Returns who made the mappings, with the sampled loads there and the bytes of these mappings.
@@ -97,10 +97,10 @@ fn by_mapping(recording: &Recording, named: &NamedStacks) -> Vec<(String, u64, u
         of.0 += count;
         of.1 += mapping.len;
     }
-    let mut sorted: Vec<_> =
+    let mut rows: Vec<_> =
         by_mappers.into_iter().map(|(name, (count, bytes))| (name, count, bytes)).collect();
-    sorted.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
-    sorted
+    rows.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
+    rows
 }
 
 /// Returns the innermost functions of a stack: those of Python, or else those outside the C library.
@@ -110,13 +110,13 @@ fn mappers(named: &NamedStacks, stack: usize) -> String {
         true => function.is_python(),
         false => ALLOCATES.iter().all(|of| !function.file.contains(of)),
     };
-    let found: Vec<String> = named
+    let names: Vec<String> = named
         .stack(stack)
         .filter(is_own)
         .take(MAPPERS)
         .map(|function| label(function, NAME_COLUMNS / 2))
         .collect();
-    if found.is_empty() { "unknown".to_string() } else { found.join(" < ") }
+    if names.is_empty() { "unknown".to_string() } else { names.join(" < ") }
 }
 
 /// Returns a function's name, with its file if it is one of Python.
@@ -170,20 +170,17 @@ mod tests {
             sample.finish();
         }
         recording.take(&ring);
-        let named = NamedStacks::of(&recording);
-        let text = tables(&recording, &named).unwrap();
+        let names = NamedStacks::of(&recording);
+        let text = tables(&recording, &names).unwrap();
         let rows: Vec<Vec<&str>> =
             text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0], ["100", "50.0%", "1", "us", "75.0%", "inner", "(f:3)"]);
         assert_eq!(rows[1], ["100", "50.0%", "1", "us", "100.0%", "outer", "(f:3)"]);
-        let mut collapsed = Vec::new();
-        write_collapsed(&recording, &named, &mut collapsed).unwrap();
-        let collapsed = String::from_utf8(collapsed).unwrap();
-        assert!(
-            collapsed.lines().any(|line| line.ends_with("outer (f:3);inner (f:3) 100")),
-            "{collapsed}"
-        );
-        assert_eq!(collapsed.lines().count(), 3, "{collapsed}");
+        let mut output = Vec::new();
+        write_collapsed(&recording, &names, &mut output).unwrap();
+        let text = String::from_utf8(output).unwrap();
+        assert!(text.lines().any(|line| line.ends_with("outer (f:3);inner (f:3) 100")), "{text}");
+        assert_eq!(text.lines().count(), 3, "{text}");
     }
 
     #[test]

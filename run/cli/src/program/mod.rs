@@ -34,8 +34,10 @@ pub fn own_path() -> Result<String, CommandFailure> {
 pub fn user_folder(variable: &str, below_home: &str) -> Result<PathBuf, CommandFailure> {
     let set =
         |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let found = set(variable).or_else(|| set("HOME").map(|home| home.join(below_home)));
-    found.ok_or_else(|| CommandFailure::own("The user has no directory, because HOME is not set."))
+    let directory =
+        set(variable).or_else(|| set("HOME").map(|home_directory| home_directory.join(below_home)));
+    directory
+        .ok_or_else(|| CommandFailure::own("The user has no directory, because HOME is not set."))
 }
 
 /// The first lines of a script of `memfold wrap`.
@@ -46,8 +48,8 @@ pub fn is_wrapper(path: &Path) -> bool {
     let mut begin = [0; WRAPPER_BEGIN.len()];
     // To open a pipe would wait for its other end.
     let is_file = fs::metadata(path).is_ok_and(|about| about.is_file());
-    let mut read = || File::open(path).and_then(|mut file| file.read_exact(&mut begin));
-    is_file && read().is_ok() && begin == *WRAPPER_BEGIN.as_bytes()
+    let mut read_begin = || File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    is_file && read_begin().is_ok() && begin == *WRAPPER_BEGIN.as_bytes()
 }
 
 /// Returns the file that `name` means. If `name` has no slash, it is searched in `search`, the
@@ -61,18 +63,18 @@ pub fn find(
     search: Option<&OsStr>,
     skips: impl Fn(&Path) -> bool,
 ) -> Result<PathBuf, CommandFailure> {
-    let shown = name.display();
+    let name_shown = name.display();
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match executable(&path) {
             Ok(()) => Ok(path),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Err(CommandFailure::not_found(format!("{shown}: {}", plain(&e))))
+                Err(CommandFailure::not_found(format!("{name_shown}: {}", plain(&e))))
             }
-            Err(e) => Err(CommandFailure::not_executable(format!("{shown}: {}", plain(&e)))),
+            Err(e) => Err(CommandFailure::not_executable(format!("{name_shown}: {}", plain(&e)))),
         };
     }
-    let mut refused = None;
+    let mut refusal = None;
     let search = search.unwrap_or(OsStr::new(PATH_DEFAULT));
     for directory in search.as_bytes().split(|&b| b == b':').filter(|_| !name.is_empty()) {
         // An empty entry is the working directory.
@@ -82,12 +84,12 @@ pub fn find(
             Ok(()) if skips(&path) => {}
             Ok(()) => return Ok(path),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
-            Err(e) => refused = refused.or(Some(format!("{}: {}", path.display(), plain(&e)))),
+            Err(e) => refusal = refusal.or(Some(format!("{}: {}", path.display(), plain(&e)))),
         }
     }
-    Err(match refused {
+    Err(match refusal {
         Some(why) => CommandFailure::not_executable(why),
-        None => CommandFailure::not_found(format!("{shown}: command not found")),
+        None => CommandFailure::not_found(format!("{name_shown}: command not found")),
     })
 }
 
@@ -117,12 +119,12 @@ pub enum Loading {
 pub fn loading(path: &Path, arguments: &[OsString]) -> Result<Loading, CommandFailure> {
     let (mut at, mut arguments) = (path.to_path_buf(), arguments.to_vec());
     for _ in 0..=SCRIPTS_MAX {
-        let shown = at.display();
+        let path_shown = at.display();
         let file = File::open(&at).map_err(|e| match e.kind() {
             ErrorKind::PermissionDenied => CommandFailure::own(format!(
-                "{shown}: can't be read, so memfold can't tell whether it can manage it"
+                "{path_shown}: can't be read, so memfold can't tell whether it can manage it"
             )),
-            _ => CommandFailure::not_executable(format!("{shown}: {}", plain(&e))),
+            _ => CommandFailure::not_executable(format!("{path_shown}: {}", plain(&e))),
         })?;
         if let Some(Script { interpreter, argument, means }) = script(&file, &at)? {
             if let Some(program) = means {
@@ -216,17 +218,18 @@ fn check_image(file: &File, path: &Path) -> Result<bool, CommandFailure> {
 
 /// Returns whether the program's dynamic linker is that of memfold's own C library.
 fn check_elf(file: &File, path: &Path) -> Result<bool, CommandFailure> {
-    let shown = path.display();
-    let elf = elf::read(file)
-        .map_err(|e| CommandFailure::not_executable(format!("{shown}: exec format error: {e}")))?;
+    let path_shown = path.display();
+    let elf = elf::read(file).map_err(|e| {
+        CommandFailure::not_executable(format!("{path_shown}: exec format error: {e}"))
+    })?;
     let interpreter = match elf {
         None => {
             let why = "exec format error: not an ELF program";
-            return Err(CommandFailure::not_executable(format!("{shown}: {why}")));
+            return Err(CommandFailure::not_executable(format!("{path_shown}: {why}")));
         }
         Some(Elf::Foreign(machine)) => {
             return Err(CommandFailure::own(format!(
-                "{shown}: a program for another machine ({machine}); memfold manages {} programs only",
+                "{path_shown}: a program for another machine ({machine}); memfold manages {} programs only",
                 std::env::consts::ARCH
             )));
         }
@@ -239,7 +242,7 @@ fn check_elf(file: &File, path: &Path) -> Result<bool, CommandFailure> {
     }
     if let Err(e) = File::open(&interpreter) {
         return Err(CommandFailure::not_found(format!(
-            "{shown}: its dynamic linker {}: {}",
+            "{path_shown}: its dynamic linker {}: {}",
             interpreter.display(),
             plain(&e)
         )));
@@ -301,8 +304,8 @@ fn script(file: &File, script: &Path) -> Result<Option<Script>, CommandFailure> 
     let path = PathBuf::from(OsString::from_vec(first.to_vec()));
     if let Err(e) = executable(&path) {
         let text = bad(&format!("{}: {}", path.display(), plain(&e)));
-        let missing = matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
-        return Err(if missing {
+        let is_missing = matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+        return Err(if is_missing {
             CommandFailure::not_found(text)
         } else {
             CommandFailure::not_executable(text)

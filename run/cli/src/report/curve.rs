@@ -44,16 +44,16 @@ impl CurvePoints {
 
     /// Returns at most [`LINES_MAX`] points: the first, the last, and those that are apart enough.
     fn picked(&self, most: f64) -> Vec<(u64, f64)> {
-        let mut picked: Vec<(u64, f64)> = Vec::new();
+        let mut points: Vec<(u64, f64)> = Vec::new();
         for (n, point) in self.0.iter().enumerate() {
             let is_last = n + 1 == self.0.len();
             let is_apart =
-                picked.last().is_none_or(|last| last.1 - point.1 >= most / (LINES_MAX - 2) as f64);
+                points.last().is_none_or(|last| last.1 - point.1 >= most / (LINES_MAX - 2) as f64);
             if is_apart || is_last {
-                picked.push(*point);
+                points.push(*point);
             }
         }
-        picked
+        points
     }
 
     /// Returns a picture. The limits have a logarithmic scale.
@@ -126,8 +126,8 @@ mod tests {
             let lines = points.lines();
             assert!(lines.len() <= LINES_MAX && lines.is_empty() == (count == 0), "{lines:#?}");
             assert!(lines.iter().all(|line| line.len() <= 20 + BAR_COLUMNS as usize), "{lines:#?}");
-            for shown in [points.0.first(), points.0.last()].into_iter().flatten() {
-                assert!(lines.iter().any(|line| line.contains(&Size(shown.0).to_string())));
+            for point in [points.0.first(), points.0.last()].into_iter().flatten() {
+                assert!(lines.iter().any(|line| line.contains(&Size(point.0).to_string())));
             }
             assert_eq!(CurvePoints::from_json(&points.json()), Some(points.clone()));
             let (text, nan) = (points.svg(), points.svg().contains("NaN"));

@@ -196,13 +196,13 @@ impl Ending {
             ),
             peak => format!("memfold sampled at most {} in the run", Size(peak)),
         };
-        let ended = match self.ended {
+        let end = match self.ended {
             0 => String::new(),
             count => {
                 format!(" memfold ended {} of it, as the lines above say.", processes(count as u64))
             }
         };
-        format!("{size} ({}).{ended}", self.bound)
+        format!("{size} ({}).{end}", self.bound)
     }
 
     fn is(&self, image: &str) -> bool {
@@ -224,12 +224,12 @@ const ELSEWHERE: &str =
 /// Returns the words of a program and of the variables that its runtime reads.
 pub fn words(arguments: &[OsString]) -> Vec<String> {
     const VARIABLES: [&str; 3] = ["NODE_OPTIONS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"];
-    let given = VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
-    let given: Vec<String> = given
+    let options = VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
+    let options: Vec<String> = options
         .flat_map(|text| text.split_whitespace().map(str::to_string).collect::<Vec<_>>())
         .collect();
     // Arguments come last, because they count more than variables.
-    given
+    options
         .into_iter()
         .chain(arguments.iter().map(|word| word.to_string_lossy().into_owned()))
         .collect()
@@ -303,24 +303,24 @@ mod tests {
     #[test]
     fn kill_by_the_kernel_names_the_cgroup_and_a_limit_that_fits() {
         let kills = OomKills { in_group: 1, in_machine: 1, limit: Some(limit()) };
-        let killed = Ending { kills: kills.clone(), ..by(libc::SIGKILL) };
+        let kill = Ending { kills: kills.clone(), ..by(libc::SIGKILL) };
         assert_says(
-            &killed,
+            &kill,
             &[
                 "SIGKILL ended the program. The kernel's OOM killer ended 1 process of its cgroup during the run, because /sys/fs/cgroup/job reached its memory.max of 64.0 MiB.\n",
                 "memfold: memfold sampled at most 50.0 MiB in the run (limit 9.0 MiB).",
                 "Give --limit 56M or less, or raise memory.max.",
             ],
         );
-        let near = Ending { limit_bytes: Some(60 * MIB), ..killed };
+        let near = Ending { limit_bytes: Some(60 * MIB), ..kill };
         assert_says(&near, &["--limit 56M"]);
         let below = Ending { limit_bytes: Some(56 * MIB), ..near };
         assert_says(&below, &["also counts page cache", "Give --limit 42M or less"]);
         let little = Ending { peak_bytes: 8 * MIB, ..below };
         assert_says(&little, &["A lower --limit would not help. Raise memory.max"]);
-        let waited = Ending { signal: None, status: 137, ..little };
+        let wait = Ending { signal: None, status: 137, ..little };
         assert_says(
-            &waited,
+            &wait,
             &["status 137, as if SIGKILL ended a process that it waited for. The kernel's"],
         );
         let of_machine = OomKills { in_group: 2, in_machine: 5, limit: None };

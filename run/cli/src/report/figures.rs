@@ -76,7 +76,7 @@ impl RunFigures {
     /// Returns every counter with its name. The name of a counter for one order has the size of the
     /// folio in it (`zswpout_64K`).
     pub fn each(&self) -> impl Iterator<Item = (String, u64)> {
-        let plain =
+        let figures =
             FIGURES.iter().zip(self.values).map(|(figure, value)| (figure.name.to_string(), value));
         let per_order = ORDER_FIGURES.iter().zip(&self.orders).flat_map(|(figure, values)| {
             let base = figure.name.trim_end_matches("_folio");
@@ -85,7 +85,7 @@ impl RunFigures {
                 .enumerate()
                 .map(move |(order, value)| (format!("{base}_{}", size_suffix(order)), *value))
         });
-        plain.chain(per_order)
+        figures.chain(per_order)
     }
 }
 

@@ -62,8 +62,8 @@ pub fn of_process(process: ProcessSlot) -> Value {
 /// Returns the share of requests for large frames that got the requested size. Returns `None`
 /// without requests.
 fn frame_success(sum: &RunFigures) -> Option<f64> {
-    let asked = sum.get("frame_alloc") as f64;
-    (asked > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / asked)
+    let requests = sum.get("frame_alloc") as f64;
+    (requests > 0.0).then(|| 1.0 - sum.get("frame_alloc_failed") as f64 / requests)
 }
 
 /// Returns every counter and every histogram of times by name.
@@ -115,7 +115,8 @@ mod tests {
     /// Returns the schema of the file, from the tables of figures.
     fn schema() -> Value {
         let figures = || {
-            let plain = FIGURES.iter().map(|one| (one.name.to_string(), "integer", one.help));
+            let plain_figures =
+                FIGURES.iter().map(|one| (one.name.to_string(), "integer", one.help));
             let per_order = ORDER_FIGURES.iter().flat_map(|one| {
                 let base = one.name.trim_end_matches("_folio");
                 (0..ORDERS).map(move |order| {
@@ -123,7 +124,7 @@ mod tests {
                 })
             });
             let times = TIME_FIGURES.iter().map(|one| (one.name.to_string(), "times", one.help));
-            let all = plain.chain(per_order).chain(times);
+            let all = plain_figures.chain(per_order).chain(times);
             all.map(|(name, kind, help)| (name, described(kind, help)))
         };
         let about = [
@@ -153,11 +154,11 @@ mod tests {
         process.insert("pid".to_string(), described("integer", "Process ID"));
         let point = json!({"type": "object", "properties": {
             "limit_bytes": {"type": "integer"}, "percent": {"type": "number"}}});
-        let recommended = json!({"type": ["object", "null"], "description":
+        let recommendation = json!({"type": ["object", "null"], "description":
             "The limit for a slowdown of so many percent, bytes; null where the run's own is enough"});
         let others = json!({
             "schema": {"const": SCHEMA},
-            "recommended_limits": recommended,
+            "recommended_limits": recommendation,
             "slowdown_by_limit": {"type": ["array", "null"], "items": point,
                 "description": "Larger limits and the slowdown that they would cost, by an estimate"},
             "processes": {"type": "array", "items": {"type": "object",
@@ -188,8 +189,11 @@ mod tests {
         if std::env::var_os("MEMFOLD_WRITE_SCHEMA").is_some() {
             std::fs::write(path, &text).unwrap();
         }
-        let found = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(found == text, "docs/stats.schema.json is old: MEMFOLD_WRITE_SCHEMA=1 writes it");
+        let file_text = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            file_text == text,
+            "docs/stats.schema.json is old: MEMFOLD_WRITE_SCHEMA=1 writes it"
+        );
     }
 
     /// Asserts that a value has a type that its description allows.

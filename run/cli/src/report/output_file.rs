@@ -84,18 +84,18 @@ impl OutputFile {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), CommandFailure> {
         let mut out = BufWriter::new(&self.out);
-        let written = write(&mut out).and_then(|()| out.flush());
-        let written = written.and_then(|()| match &self.replace {
+        let outcome = write(&mut out).and_then(|()| out.flush());
+        let outcome = outcome.and_then(|()| match &self.replace {
             Some((from, to)) => fs::rename(from, to),
             None => Ok(()),
         });
-        let done = written.map_err(|e| {
+        let outcome = outcome.map_err(|e| {
             CommandFailure::own(format!("{}: {}: {}", self.flag, self.name.display(), plain(&e)))
         });
-        if done.is_ok() {
+        if outcome.is_ok() {
             self.replace = None;
         }
-        done
+        outcome
     }
 }
 

@@ -34,8 +34,9 @@ impl LimitCurve {
         let slowdown = sum.slowdown()?;
         let run_peak = sum.get("peak_bytes");
         // The most of each kind, so at least the most of both together.
-        let plain = sum.get("peak_resident_bytes").saturating_add(sum.get("peak_folded_bytes"));
-        let enough = plain.max(run_peak);
+        let plain_bytes =
+            sum.get("peak_resident_bytes").saturating_add(sum.get("peak_folded_bytes"));
+        let enough = plain_bytes.max(run_peak);
         let processes = tables.processes();
         let all = processes.flat_map(|process| scaled(process.stats(), run_peak));
         let mut refaults: Vec<(u64, u64)> =
@@ -48,10 +49,10 @@ impl LimitCurve {
     /// `None` if it was no more at the limit that the run had.
     pub fn limit_for(&self, percent: f64) -> Option<u64> {
         let all = self.refaults.iter().fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
-        let mut left = 0u64;
+        let mut faults_left = 0u64;
         self.refaults.iter().find_map(|(limit, pages)| {
-            left = left.saturating_add(*pages);
-            (self.slowdown * left as f64 / all as f64 > percent).then_some(*limit)
+            faults_left = faults_left.saturating_add(*pages);
+            (self.slowdown * faults_left as f64 / all as f64 > percent).then_some(*limit)
         })
     }
 
@@ -59,10 +60,10 @@ impl LimitCurve {
     /// it.
     pub fn points(&self) -> CurvePoints {
         let all = self.refaults.iter().fold(0, |sum: u64, (_, pages)| sum.saturating_add(*pages));
-        let (mut left, mut points) = (all, vec![(self.peak, self.slowdown)]);
+        let (mut faults_left, mut points) = (all, vec![(self.peak, self.slowdown)]);
         for (limit, pages) in self.refaults.iter().rev() {
-            left = left.saturating_sub(*pages);
-            let percent = self.slowdown * left as f64 / all as f64;
+            faults_left = faults_left.saturating_sub(*pages);
+            let percent = self.slowdown * faults_left as f64 / all as f64;
             match points.last_mut() {
                 // The run has held so much, and has loaded these pages all the same.
                 Some(_) if *limit <= self.peak => {}
@@ -176,9 +177,9 @@ mod tests {
         let tables = tables();
         process(&tables, 1, &[(50, 60), (120, 240), (200, 200), (400, 100)]);
         let points = curve(&tables).points().0;
-        let shown: Vec<(u64, u64)> =
+        let points_shown: Vec<(u64, u64)> =
             points.iter().map(|(at, by)| (at / MIB, by.round() as u64)).collect();
-        assert_eq!(shown, [(100, 60), (128, 30), (208, 10), (416, 0)]);
+        assert_eq!(points_shown, [(100, 60), (128, 30), (208, 10), (416, 0)]);
         for (bytes, percent) in points {
             assert!(curve(&tables).limit_for(percent).is_none_or(|limit| limit <= bytes));
         }

@@ -79,11 +79,11 @@ fn processes(tables: &UserTables) -> String {
 fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd) -> String {
     let least =
         config.limit_bytes.unwrap_or(u64::MAX).min(config.resident_bytes.unwrap_or(u64::MAX));
-    let (peak, unmanaged) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
+    let (peak, unmanaged_bytes) = (sum.get("peak_bytes"), tables.bounds().peak_slotless_bytes());
     let is_far = least != u64::MAX && peak.max(ended.largest_bytes) < least / 2;
     let bound = bound(config, ended.group.as_deref());
     let has_engines = tables.processes().next().is_some();
-    if tables.has_begun() && ended.status == 0 && is_far && unmanaged <= SMALL_BYTES {
+    if tables.has_begun() && ended.status == 0 && is_far && unmanaged_bytes <= SMALL_BYTES {
         return match has_engines {
             true => format!(
                 "nothing was folded, because memory use stayed far below its limit ({bound}; {})",
@@ -99,9 +99,9 @@ fn unfolded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunE
         (true, false) => "nothing was folded, because no process had an engine".to_string(),
         (true, true) => format!("nothing was folded ({})", processes(tables)),
     };
-    let of_it = match unmanaged {
+    let of_it = match unmanaged_bytes {
         0..=SMALL_BYTES => String::new(),
-        _ => format!(", of which at most {} in processes without an engine", Size(unmanaged)),
+        _ => format!(", of which at most {} in processes without an engine", Size(unmanaged_bytes)),
     };
     let largest = match ended.largest_bytes {
         bytes if bytes > peak => {
@@ -174,17 +174,17 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
             sum.get("direct_reclaims"),
         ),
     ];
-    let saved = sum.get("saved_byte_seconds") as f64 / ended.seconds.max(f64::MIN_POSITIVE);
+    let saved_bytes = sum.get("saved_byte_seconds") as f64 / ended.seconds.max(f64::MIN_POSITIVE);
     lines.push(format!(
         "{}, {} saved in the mean",
         cost(sum.slowdown(), config.slowdown, sum.get("idle_ns"), sum.get("waking_ns")),
-        Size(saved as u64)
+        Size(saved_bytes as u64)
     ));
     lines.extend(times(sum));
     lines.extend(LimitCurve::of(tables, sum).and_then(|curve| curve.line()));
-    let unmanaged = tables.bounds().peak_slotless_bytes();
-    if unmanaged > SMALL_BYTES {
-        lines.push(format!("processes without an engine used at most {}", Size(unmanaged)));
+    let unmanaged_bytes = tables.bounds().peak_slotless_bytes();
+    if unmanaged_bytes > SMALL_BYTES {
+        lines.push(format!("processes without an engine used at most {}", Size(unmanaged_bytes)));
     }
     match sum.get("over_limit") {
         0 => {}
@@ -275,11 +275,11 @@ mod tests {
             (0, 0, 60 << 20, 0, "peak 60.0 MiB"),
             (0, 0, 0, 30 << 20, "at most 30.0 MiB in processes without an engine"),
         ];
-        for (status, largest_bytes, peak, unmanaged, words) in cases.iter().copied() {
+        for (status, largest_bytes, peak, unmanaged_bytes, words) in cases.iter().copied() {
             let tables = tables();
             tables.tables()[0].note_process();
             claim(&tables, 5).stats().peak_bytes.store(peak, Relaxed);
-            tables.bounds().set_slotless(1, unmanaged);
+            tables.bounds().set_slotless(1, unmanaged_bytes);
             let text = summary(&config, &tables, &RunEnd { status, largest_bytes, ..WELL });
             assert!(text.contains(words), "{words}: {text}");
             assert_eq!(text.contains("far below"), words.contains("far below"), "{text}");

@@ -51,7 +51,7 @@ impl<'a> EndedRun<'a> {
 
     /// Prints the summary, also with the slowdown by limit.
     pub fn sum_up(&self, with_curve: bool) {
-        let ended = RunEnd {
+        let end = RunEnd {
             status: self.program.status,
             largest_bytes: self.largest_bytes,
             seconds: self.seconds,
@@ -59,7 +59,7 @@ impl<'a> EndedRun<'a> {
             with_curve,
             kills: self.kills.clone(),
         };
-        self.log.say(&summary(&self.run.config(), &self.run.shared.tables, &ended));
+        self.log.say(&summary(&self.run.config(), &self.run.shared.tables, &end));
     }
 
     fn group(&self) -> Option<String> {
@@ -68,7 +68,7 @@ impl<'a> EndedRun<'a> {
 
     /// Returns what is known about the end of the program at `path`.
     fn ending(&self, path: &Path) -> Ending {
-        let (is_ours, ended) = self.log.ended(self.program.pid as u32);
+        let (is_ours, end) = self.log.ended(self.program.pid as u32);
         let config = self.run.config();
         Ending {
             signal: self.program.signal,
@@ -83,7 +83,7 @@ impl<'a> EndedRun<'a> {
             address_limits: address_limits(),
             cpu_limit: self.program.cpu_limit,
             is_ours,
-            ended,
+            ended: end,
         }
     }
 }
@@ -103,12 +103,12 @@ fn largest_child_bytes() -> u64 {
 /// Warns of a core dump, in which the kernel writes zeros for folded memory.
 fn warn_of_dump(tables: &UserTables, log: &Log, pid: u32) {
     let process = tables.processes().find(|process| process.pid() == pid);
-    let folded = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
-    if folded > 0 {
+    let folded_bytes = process.map_or(0, |process| process.stats().folded_bytes.load(Relaxed));
+    if folded_bytes > 0 {
         log.say_at(LogLevel::Warning, &format!(
             "memfold: The core dump has zeros in place of {} of folded memory, which the kernel can't read. For a whole \
              dump, stop the program in gdb, `call ((int(*)(void))memfold_unfold)()` and use gcore.\n",
-            Size(folded)
+            Size(folded_bytes)
         ));
     }
 }

@@ -303,21 +303,21 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
     }
     let end = child.wait()?;
-    let ended = EndedRun::new(&run, &log, &end, &counts);
+    let run_end = EndedRun::new(&run, &log, &end, &counts);
     drop(control);
     log.say_left(&run.shared.tables, end.pid as u32);
     if let Some(Err(why)) = remote.as_mut().map(|remote| remote.end()) {
         log.say(&format!("memfold: warning: --remote: {why}\n"));
     }
-    ended.explain(&path);
+    run_end.explain(&path);
     if let Some(kind) = matches.get_one::<String>(SUMMARY) {
-        ended.sum_up(kind == CURVE);
+        run_end.sum_up(kind == CURVE);
     }
-    let recorded = recording.map_or(Ok(()), |recording| recording.end(&log));
+    let outcome = recording.map_or(Ok(()), |recording| recording.end(&log));
     if let Some(file) = stats_file {
-        write_stats(file, &run, end.status, ended.seconds)?;
+        write_stats(file, &run, end.status, run_end.seconds)?;
     }
-    recorded?;
+    outcome?;
     if is_wrapped && let Some(signal) = end.signal {
         end_like_the_program(signal);
     }
@@ -354,16 +354,16 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
         let (run, log) = (follow_run.clone(), follow_log.clone());
         start("memfold-log", Box::new(move || log.follow(&run.shared.tables, table, command)))
     };
-    let failed =
+    let failure =
         |e| CommandFailure::own(format!("Starting a thread failed: {}", program::plain(&e)));
-    follow(run.shared.tables.tables()[0]).map_err(failed)?;
+    follow(run.shared.tables.tables()[0]).map_err(failure)?;
     let (log, mut notes) = (log.clone(), RunNotes::default());
     let look = move || {
         let tables = &for_looks.shared.tables;
         let mut note = || notes.line(tables, memfold_os::thread::now_ns());
         processes::watch(tables, || note().into_iter().for_each(|line| log.say(&line)));
     };
-    start("memfold-look", Box::new(look)).map_err(failed)?;
+    start("memfold-look", Box::new(look)).map_err(failure)?;
     let serve = move || {
         for_door.shared.serve(|table| {
             for_door.shared.tables.tables()[0].stir();
@@ -373,9 +373,9 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
         });
     };
     if run.group.is_some() {
-        start("memfold-group", Box::new(move || for_group.tend_group())).map_err(failed)?;
+        start("memfold-group", Box::new(move || for_group.tend_group())).map_err(failure)?;
     }
-    start("memfold-door", Box::new(serve)).map_err(failed).map(drop)
+    start("memfold-door", Box::new(serve)).map_err(failure).map(drop)
 }
 
 /// Returns the settings of the command line, checked as far as that is possible without starting
@@ -472,11 +472,11 @@ pub fn later_flags(help: &'static str) -> Arg {
 /// 125: `run` would refuse them.
 pub fn check_flags(flags: &[String]) -> Result<(), CommandFailure> {
     let line = ["run"].into_iter().chain(flags.iter().map(String::as_str)).chain(["--", "true"]);
-    let read = command().try_get_matches_from(line).map_err(|e| {
+    let matches = command().try_get_matches_from(line).map_err(|e| {
         let text = e.to_string();
         CommandFailure::own(text.lines().next().unwrap_or_default().trim_start_matches("error: "))
     })?;
-    let words: Vec<&OsString> = read.get_many(COMMAND).into_iter().flatten().collect();
+    let words: Vec<&OsString> = matches.get_many(COMMAND).into_iter().flatten().collect();
     if words != ["true"] {
         return Err(CommandFailure::own(format!(
             "{}: is no flag of memfold run",
@@ -484,18 +484,18 @@ pub fn check_flags(flags: &[String]) -> Result<(), CommandFailure> {
         )));
     }
     for name in [CHECK, LIST, WRAPPED] {
-        if read.get_flag(name) {
+        if matches.get_flag(name) {
             return Err(CommandFailure::own(format!("--{name}: can't be a flag of a later run")));
         }
     }
     for name in [LOG, STATS_FILE] {
-        if read.get_one::<PathBuf>(name).is_some_and(|path| path.is_relative()) {
+        if matches.get_one::<PathBuf>(name).is_some_and(|path| path.is_relative()) {
             return Err(CommandFailure::own(format!(
                 "--{name}: give an absolute path, because a later run may be in any directory"
             )));
         }
     }
-    config(&read).map(drop)
+    config(&matches).map(drop)
 }
 
 /// Returns whether this process runs under `memfold run`.
@@ -513,16 +513,17 @@ pub fn library() -> Result<PathBuf, CommandFailure> {
     let own = env::current_exe().map_err(|e| {
         CommandFailure::own(format!("Finding {LIBRARY} failed: {}", program::plain(&e)))
     })?;
-    let beside = own.with_file_name(LIBRARY);
-    let installed = own
+    let sibling = own.with_file_name(LIBRARY);
+    let installed_path = own
         .parent()
         .and_then(|bin| bin.parent())
         .map(|prefix| prefix.join("lib/memfold").join(LIBRARY));
-    let found = [Some(beside.clone()), installed].into_iter().flatten().find(|path| path.is_file());
-    let Some(path) = found else {
+    let path =
+        [Some(sibling.clone()), installed_path].into_iter().flatten().find(|path| path.is_file());
+    let Some(path) = path else {
         return Err(CommandFailure::own(format!(
             "{} is missing, also from ../lib/memfold. Keep it beside memfold, or install it there.",
-            beside.display()
+            sibling.display()
         )));
     };
     if path.as_os_str().as_encoded_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
@@ -619,24 +620,24 @@ mod tests {
     fn usage_lists_every_flag_of_run_that_is_no_setting() {
         let document = include_str!("../../../../docs/usage.md");
         let (_, rest) = document.split_once("<!-- run-flags:begin -->\n").expect("it has the mark");
-        let (found, _) = rest.split_once("<!-- run-flags:end -->").expect("it has the mark");
+        let (text, _) = rest.split_once("<!-- run-flags:end -->").expect("it has the mark");
         let command = command();
         let is_own =
             |arg: &&Arg| !arg.is_hide_set() && flags().all(|key| arg.get_id().as_str() != key.name);
         let row = |arg: &Arg| {
-            let joined = if arg.is_require_equals_set() { "[=" } else { " " };
+            let separator = if arg.is_require_equals_set() { "[=" } else { " " };
             let end = if arg.is_require_equals_set() { "]" } else { "" };
             let value = arg.get_value_names().map_or(String::new(), |names| {
-                format!("{joined}{}{end}", names[0].replace('|', "\\|"))
+                format!("{separator}{}{end}", names[0].replace('|', "\\|"))
             });
             let help = arg.get_help().expect("each flag has help").to_string().replace('\n', " ");
             Some(format!("| `--{}{value}` | {help} |\n", arg.get_long()?))
         };
         let rows: String = command.get_arguments().filter(is_own).filter_map(row).collect();
-        let wanted = "| flag | what it does |\n|---|---|\n".to_string() + &rows;
+        let table = "| flag | what it does |\n|---|---|\n".to_string() + &rows;
         assert!(
-            found == wanted,
-            "docs/usage.md, between the marks of `run-flags`: replace\n{found}\nby\n{wanted}"
+            text == table,
+            "docs/usage.md, between the marks of `run-flags`: replace\n{text}\nby\n{table}"
         );
     }
 }

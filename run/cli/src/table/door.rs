@@ -125,7 +125,7 @@ impl Door {
         let mut control = DescriptorBuffer { _bytes: [0; 64] };
         // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
         // are passed.
-        let (len, sent) = unsafe {
+        let (len, header) = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             (message.msg_control, message.msg_controllen) =
@@ -138,7 +138,7 @@ impl Door {
             (len, sent_with(&message))
         };
         let has_key = len == HALF && bytes[..HALF] == self.key.ask;
-        Ok(sent.0.filter(|_| has_key).filter(is_unix_socket).zip(sent.1))
+        Ok(header.0.filter(|_| has_key).filter(is_unix_socket).zip(header.1))
     }
 
     fn answer(&self, to: &OwnedFd, number: u32, files: &[i32]) -> io::Result<()> {
@@ -149,7 +149,7 @@ impl Door {
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: zeros are a valid empty header. All buffers are local, and have the lengths that
         // are passed. The control buffer has room for two descriptors, and `files` has no more.
-        let sent = unsafe {
+        let header = unsafe {
             let mut message: libc::msghdr = zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
             if !files.is_empty() {
@@ -169,7 +169,7 @@ impl Door {
                 libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
             )
         };
-        checked(sent).map(drop)
+        checked(header).map(drop)
     }
 }
 
@@ -206,7 +206,7 @@ unsafe fn sent_with(message: &libc::msghdr) -> (Option<OwnedFd>, Option<libc::uc
 fn is_unix_socket(file: &OwnedFd) -> bool {
     let (mut domain, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: the value is local, and has the length that is passed.
-    let asked = unsafe {
+    let code = unsafe {
         libc::getsockopt(
             file.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -215,26 +215,26 @@ fn is_unix_socket(file: &OwnedFd) -> bool {
             &raw mut len,
         )
     };
-    asked == 0 && domain == libc::AF_UNIX
+    code == 0 && domain == libc::AF_UNIX
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_run::door::DoorWay;
+    use memfold_run::door::DoorAddress;
     use std::sync::Arc;
 
     #[test]
     fn process_with_the_key_gets_the_files_of_its_user() {
         let door = Arc::new(Door::open().unwrap());
         let files = ["/etc/passwd", "/etc/group"].map(|path| std::fs::File::open(path).unwrap());
-        let (server, mut asked) = (door.clone(), 0);
+        let (server, mut count) = (door.clone(), 0);
         // SAFETY: getuid has no conditions.
         let user = unsafe { libc::getuid() };
         std::thread::spawn(move || {
             server.serve(|who| {
-                asked += 1;
-                (who == user && asked <= 2).then(|| files.each_ref().map(AsFd::as_fd))
+                count += 1;
+                (who == user && count <= 2).then(|| files.each_ref().map(AsFd::as_fd))
             });
         });
         let (name, key) = (door.name(), *door.key());
@@ -242,7 +242,7 @@ mod tests {
         let stranger = SocketAddress::of("");
         let other = std::os::unix::net::UnixDatagram::unbound().unwrap();
         // SAFETY: bytes and address are local, and have the lengths that are passed.
-        let sent = unsafe {
+        let result = unsafe {
             let to = SocketAddress::of(name);
             let fd = other.as_fd().as_raw_fd();
             libc::sendto(
@@ -254,24 +254,25 @@ mod tests {
                 to.1,
             )
         };
-        assert_eq!((sent, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
-        let ask = |name: &str| memfold_run::door::ask(DoorWay::Name(name.as_bytes()), &key);
+        assert_eq!((result, stranger.0.sun_family as i32), (17, libc::AF_UNIX));
+        let ask = |name: &str| memfold_run::door::ask(DoorAddress::Name(name.as_bytes()), &key);
         let answer = ask(name).unwrap();
         assert_eq!(answer.number, std::process::id());
         // A connected socket leads to the door too, but only to this one.
         let socket = memfold_run::door::connect(name.as_bytes()).unwrap();
         let number = rustix::fd::AsRawFd::as_raw_fd(&socket);
-        let way = memfold_run::door::connected(number, name.as_bytes()).unwrap();
-        let again = memfold_run::door::ask(DoorWay::Socket(way), &key).unwrap();
+        let socket = memfold_run::door::connected(number, name.as_bytes()).unwrap();
+        let again = memfold_run::door::ask(DoorAddress::Socket(socket), &key).unwrap();
         assert_eq!(again.number, std::process::id());
         let other = |number, name: &str| memfold_run::door::connected(number, name.as_bytes());
         assert!(other(number, "memfold-nobody").is_none() && other(-1, name).is_none());
         assert!(other(0, name).is_none());
         for (fd, path) in [(answer.table, "/etc/passwd"), (answer.bounds, "/etc/group")] {
             // SAFETY: `into_raw_fd` has given up the descriptor, so nothing else owns it.
-            let got = unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
+            let file =
+                unsafe { std::fs::File::from_raw_fd(rustix::fd::IntoRawFd::into_raw_fd(fd)) };
             assert_eq!(
-                std::io::read_to_string(got).unwrap(),
+                std::io::read_to_string(file).unwrap(),
                 std::fs::read_to_string(path).unwrap()
             );
         }

@@ -118,9 +118,9 @@ impl Lifted {
             return None;
         }
         let set = |most| {
-            let wanted = libc::rlimit { rlim_cur: most, rlim_max: most };
-            // SAFETY: `wanted` is local, and the call only reads it.
-            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const wanted) == 0 }
+            let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+            // SAFETY: `limit` is local, and the call only reads it.
+            unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0 }
         };
         // Only a process with CAP_SYS_RESOURCE can raise the hard limit.
         (set(libc::RLIM_INFINITY) || set(before.rlim_max)).then_some(Lifted(before))
@@ -163,9 +163,9 @@ pub mod tests {
 
     #[test]
     fn request_leads_to_the_table() {
-        let shared = HandOver::new().unwrap();
-        shared.tables.set_bounds(Some(1 << 30), None);
-        let text = shared.request("resident=5\n");
+        let hand_over = HandOver::new().unwrap();
+        hand_over.tables.set_bounds(Some(1 << 30), None);
+        let text = hand_over.request("resident=5\n");
         let address = request::RunRequest::new(&text).address().unwrap();
         let open = |path, flags| rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap();
         let bounds = open(address.paths[1], rustix::fs::OFlags::RDONLY);
@@ -173,14 +173,14 @@ pub mod tests {
         let table = open(address.paths[0], rustix::fs::OFlags::RDWR);
         let other = RunTable::open(table, bounds).unwrap();
         assert_eq!(other.portion().bounds().given(), (1 << 30, u64::MAX));
-        claim(&shared.tables, 77);
+        claim(&hand_over.tables, 77);
         assert_eq!(other.processes().map(|process| process.pid()).collect::<Vec<_>>(), [77]);
     }
 
     #[test]
     fn user_that_comes_to_the_door_has_a_table_of_its_own() {
-        let shared = HandOver::new().unwrap();
-        assert_eq!(shared.add(65534).map(|user| user.uid), Some(65534));
-        assert!(shared.tables.has_others());
+        let hand_over = HandOver::new().unwrap();
+        assert_eq!(hand_over.add(65534).map(|user| user.uid), Some(65534));
+        assert!(hand_over.tables.has_others());
     }
 }

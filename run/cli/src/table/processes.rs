@@ -30,7 +30,7 @@ pub fn watch(tables: &UserTables, mut after: impl FnMut()) {
     let mut census = Census::new(std::process::id());
     let mut period = PERIOD / 2;
     loop {
-        let (begin, seen) = (Instant::now(), tables.tables()[0].stirred());
+        let (begin, stirs) = (Instant::now(), tables.tables()[0].stirred());
         let (count, bytes) = look(&mut census, tables);
         tables.bounds().set_slotless(count, bytes);
         tables.deal(Some(census.measured()));
@@ -42,7 +42,7 @@ pub fn watch(tables: &UserTables, mut after: impl FnMut()) {
             false => (period * 2).min(if count > 0 { PERIOD_MAX } else { PERIOD_REST }),
         };
         let (cost, had_others) = (begin.elapsed() * COST, tables.has_others());
-        if deal_until(begin + cost, begin + period.max(cost), tables, (seen, had_others)) {
+        if deal_until(begin + cost, begin + period.max(cost), tables, (stirs, had_others)) {
             period = PERIOD / 2;
         }
     }
@@ -64,12 +64,12 @@ fn deal_until(least: Instant, end: Instant, tables: &UserTables, seen: (u32, boo
             thread::sleep(if has_changed { PERIOD / 10 } else { Duration::ZERO });
             return has_changed;
         }
-        let left = if has_changed { least } else { end }.saturating_duration_since(now);
+        let time_left = if has_changed { least } else { end }.saturating_duration_since(now);
         if !has_others && !has_changed {
-            own.rest(stirred, left.as_nanos() as u64);
+            own.rest(stirred, time_left.as_nanos() as u64);
             continue;
         }
-        thread::sleep(left.min(PERIOD_USERS));
+        thread::sleep(time_left.min(PERIOD_USERS));
         if has_others {
             tables.deal(None);
             tables.note_totals();
@@ -165,9 +165,9 @@ fn sizes_of(pid: u32) -> Option<(u32, u64)> {
 fn statm(pid: u32) -> Option<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let mut pages = text.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
-    let (len, resident, shared) = (pages.next()??, pages.next()??, pages.next()??);
+    let (len, resident, shared_pages) = (pages.next()??, pages.next()??, pages.next()??);
     let page_bytes = rustix::param::page_size() as u64;
-    Some((len * page_bytes, resident.saturating_sub(shared) * page_bytes))
+    Some((len * page_bytes, resident.saturating_sub(shared_pages) * page_bytes))
 }
 
 /// Returns whether two processes share one address space, as after vfork. Returns `None` if the

@@ -21,7 +21,7 @@ const ANONYMOUS: &str = "anonymous";
 
 /// Maps next to each other with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Area {
+pub struct MappedArea {
     /// The file, or what the kernel calls it; `anonymous` without a name.
     pub name: String,
     pub bytes: u64,
@@ -32,7 +32,7 @@ pub struct Area {
     end: u64,
 }
 
-impl Area {
+impl MappedArea {
     /// Returns the bytes that are not resident.
     pub fn missing_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.resident_bytes)
@@ -41,12 +41,12 @@ impl Area {
 
 /// Returns the areas of a process, managed ones first, each kind by size. memfold's own maps are
 /// left out.
-pub fn parse(smaps: &str) -> Vec<Area> {
-    let mut all: Vec<Area> = Vec::new();
+pub fn parse(smaps: &str) -> Vec<MappedArea> {
+    let mut all: Vec<MappedArea> = Vec::new();
     let maps = ProcessMap::all(smaps).into_iter();
     maps.filter(|map| !map.is_own()).for_each(|map| push(&mut all, &map));
     if all.iter().all(|area| area.is_managed == Some(false)) {
-        let is_fileless = |area: &&mut Area| {
+        let is_fileless = |area: &&mut MappedArea| {
             let name = area.name.as_str();
             name == ANONYMOUS || name == "[heap]" || name.starts_with("[anon:")
         };
@@ -60,7 +60,7 @@ pub fn parse(smaps: &str) -> Vec<Area> {
 }
 
 /// Adds a map to the area before it, or as an area.
-fn push(all: &mut Vec<Area>, map: &ProcessMap) {
+fn push(all: &mut Vec<MappedArea>, map: &ProcessMap) {
     let name = if map.name.is_empty() { ANONYMOUS.to_string() } else { printable(&map.name) };
     let is_managed = Some(map.is_registered());
     if let Some(last) = all.last_mut()
@@ -74,11 +74,11 @@ fn push(all: &mut Vec<Area>, map: &ProcessMap) {
         return;
     }
     let (bytes, resident_bytes) = (map.bytes(), map.resident_bytes);
-    all.push(Area { name, bytes, resident_bytes, is_managed, end: map.end });
+    all.push(MappedArea { name, bytes, resident_bytes, is_managed, end: map.end });
 }
 
 /// The areas of the process that is looked at, or why there are none.
-pub type ReadAreas = Result<Vec<Area>, String>;
+pub type ReadAreas = Result<Vec<MappedArea>, String>;
 
 /// Reads the areas of one process at a time, in a thread, because that may take long.
 #[derive(Default)]
@@ -100,21 +100,21 @@ impl AreaReader {
         self.looked = pid.map(|pid| {
             let areas = Arc::new(Mutex::new(None));
             let to = Arc::downgrade(&areas);
-            let read = move || {
+            let watch = move || {
                 while to.strong_count() > 0 {
                     let begin = Instant::now();
-                    let read = fs::read(format!("/proc/{pid}/smaps"));
-                    let read = read.map(|text| parse(&String::from_utf8_lossy(&text)));
-                    let read = read.map_err(|e| plain(&e));
-                    let took = begin.elapsed();
+                    let areas = fs::read(format!("/proc/{pid}/smaps"));
+                    let areas = areas.map(|text| parse(&String::from_utf8_lossy(&text)));
+                    let areas = areas.map_err(|e| plain(&e));
+                    let time = begin.elapsed();
                     let Some(to) = to.upgrade() else { return };
-                    *to.lock().expect("no thread panics with the lock") = Some(read);
+                    *to.lock().expect("no thread panics with the lock") = Some(areas);
                     drop(to);
-                    thread::sleep(PERIOD.max(took * COST));
+                    thread::sleep(PERIOD.max(time * COST));
                 }
             };
             // Without a thread the page shows no areas.
-            drop(thread::Builder::new().name("memfold-areas".to_string()).spawn(read));
+            drop(thread::Builder::new().name("memfold-areas".to_string()).spawn(watch));
             LookedAt { pid, areas }
         });
     }
@@ -151,14 +151,14 @@ VmFlags: rd wr mr mw me um uw ac
 
     #[test]
     fn areas_are_merged_and_told_apart() {
-        let shown: Vec<_> = parse(SMAPS)
+        let areas_shown: Vec<_> = parse(SMAPS)
             .into_iter()
             .map(|a| (a.name, a.bytes >> 10, a.resident_bytes >> 10, a.is_managed))
             .collect();
         let of =
             |name: &str, kib, resident, managed| (name.to_string(), kib, resident, Some(managed));
         assert_eq!(
-            shown,
+            areas_shown,
             [
                 of("[heap]", 8192, 512, true),
                 of("anonymous", 192, 20, true),
@@ -170,8 +170,9 @@ VmFlags: rd wr mr mw me um uw ac
     #[test]
     fn without_a_userfaultfd_it_is_not_known_what_is_managed() {
         let areas = parse(&SMAPS.replace(" um uw", ""));
-        let shown: Vec<_> = areas.iter().map(|area| (area.bytes >> 10, area.is_managed)).collect();
-        assert_eq!(shown, [(8192, None), (192, None), (4, Some(false))]);
+        let areas_shown: Vec<_> =
+            areas.iter().map(|area| (area.bytes >> 10, area.is_managed)).collect();
+        assert_eq!(areas_shown, [(8192, None), (192, None), (4, Some(false))]);
     }
 
     #[test]

@@ -247,21 +247,22 @@ fn has(row: &Row, text: &str) -> bool {
 
 /// Returns the columns that a terminal of this width shows, each with its width.
 pub fn shown(width: usize) -> Vec<(usize, usize)> {
-    let mut ranked: Vec<usize> = (0..COLUMNS.len()).collect();
-    ranked.sort_by_key(|at| COLUMNS[*at].rank);
-    let mut used = 0;
+    let mut ranking: Vec<usize> = (0..COLUMNS.len()).collect();
+    ranking.sort_by_key(|at| COLUMNS[*at].rank);
+    let mut used_width = 0;
     let fits = |at: &usize| {
         let column = &COLUMNS[*at];
-        used += column.width + GAP;
+        used_width += column.width + GAP;
         let for_name = if column.rank < WIDE_RANK { 0 } else { NAME_WIDTH_WIDE - NAME_WIDTH_MIN };
-        used + for_name <= width + GAP
+        used_width + for_name <= width + GAP
     };
-    let mut shown: Vec<usize> = ranked.into_iter().take_while(fits).collect();
-    shown.sort_unstable();
-    let used: usize = shown.iter().map(|at| COLUMNS[*at].width + GAP).sum();
-    let left = (width + GAP).saturating_sub(used);
-    let width_of = |at: usize| COLUMNS[at].width + if COLUMNS[at].title == NAME { left } else { 0 };
-    shown.into_iter().map(|at| (at, width_of(at))).collect()
+    let mut columns: Vec<usize> = ranking.into_iter().take_while(fits).collect();
+    columns.sort_unstable();
+    let used_width: usize = columns.iter().map(|at| COLUMNS[*at].width + GAP).sum();
+    let width_left = (width + GAP).saturating_sub(used_width);
+    let width_of =
+        |at: usize| COLUMNS[at].width + if COLUMNS[at].title == NAME { width_left } else { 0 };
+    columns.into_iter().map(|at| (at, width_of(at))).collect()
 }
 
 /// Returns a text in a cell of this width, at its left or right.
@@ -302,8 +303,8 @@ pub fn table(rows: &[Row]) -> Vec<String> {
 /// the limit, or what is in use if that is more, and what is spilled.
 pub fn bar(row: &Row, width: u16) -> [u16; 3] {
     let parts = [row.resident_bytes, row.compressed_bytes, row.spilled_bytes].map(|b| b as f64);
-    let held = parts[0] + parts[1];
-    let whole = held.max(row.limit_bytes.unwrap_or(0) as f64) + parts[2];
+    let held_bytes = parts[0] + parts[1];
+    let whole = held_bytes.max(row.limit_bytes.unwrap_or(0) as f64) + parts[2];
     let mut sum = 0.0;
     let ends = parts.map(|part| {
         sum += part;

@@ -1,8 +1,8 @@
 //! Draws the screen: from rows and the state to a buffer of cells.
 use super::areas::ReadAreas;
 use super::columns::{BAR, COLUMNS, NAME, bar, padded, shown};
-use super::keys::{Input, State};
-use super::model::{Page, Row, RowKey};
+use super::keys::{Input, ViewState};
+use super::model::{Row, RowKey, TopPage};
 use super::text::{fit, short_size};
 use crate::printable::printable;
 use ratatui_core::buffer::Buffer;
@@ -18,7 +18,7 @@ pub struct Screen<'a> {
     pub all: &'a [Row],
     /// Place of the selected row.
     pub at: usize,
-    pub state: &'a State,
+    pub state: &'a ViewState,
     pub is_coloured: bool,
     /// On the page of a process, its counters and its areas.
     pub counters: &'a [(&'static str, String)],
@@ -73,8 +73,8 @@ impl Canvas<'_> {
         let text = &printable(text);
         let (width, height) = (usize::from(self.area.width), usize::from(self.area.height));
         if x < width && y < height {
-            let (left, top) = (self.area.x + x as u16, self.area.y + y as u16);
-            self.buffer.set_stringn(left, top, text, width - x, style);
+            let (column, top) = (self.area.x + x as u16, self.area.y + y as u16);
+            self.buffer.set_stringn(column, top, text, width - x, style);
         }
         x + text.width()
     }
@@ -113,7 +113,7 @@ pub fn draw(buffer: &mut Buffer, area: Rect, screen: &Screen<'_>) {
     let end = if height > 4 { last } else { height };
     match screen.state.page() {
         _ if screen.state.is_help => help(&mut canvas, end),
-        Page::Process { pid, .. } => process(&mut canvas, screen, *pid, end),
+        TopPage::Process { pid, .. } => process(&mut canvas, screen, *pid, end),
         _ => list(&mut canvas, screen, end),
     }
     if end == last {
@@ -125,9 +125,9 @@ pub fn draw(buffer: &mut Buffer, area: Rect, screen: &Screen<'_>) {
 fn title(screen: &Screen<'_>) -> String {
     let of = |key: &RowKey| screen.all.iter().find(|row| row.key == *key);
     match screen.state.page() {
-        Page::All => summary(screen.all),
-        Page::Group(name) => format!("runs of group {name}"),
-        Page::Run(pid) | Page::Process { run: pid, .. } => match of(&RowKey::Run(*pid)) {
+        TopPage::All => summary(screen.all),
+        TopPage::Group(name) => format!("runs of group {name}"),
+        TopPage::Run(pid) | TopPage::Process { run: pid, .. } => match of(&RowKey::Run(*pid)) {
             Some(row) if !row.has_figures => {
                 format!("run {pid}: {}", row.command.as_ref().unwrap_or(&row.name))
             }
@@ -138,7 +138,7 @@ fn title(screen: &Screen<'_>) -> String {
             }
             None => format!("run {pid} has ended"),
         },
-        Page::Server(pid) => match of(&RowKey::Server(*pid)) {
+        TopPage::Server(pid) => match of(&RowKey::Server(*pid)) {
             Some(row) => format!("devices of {}, process {pid}", row.name),
             None => format!("memfold blk {pid} has ended"),
         },
@@ -215,14 +215,14 @@ fn nothing(screen: &Screen<'_>) -> String {
         return format!("Nothing here has \"{}\" in its name, PID or group.", state.filter);
     }
     match state.page() {
-        Page::All => "No runs, groups or block devices of this user. New ones are shown.",
-        Page::Group(_) => "This group has no runs.",
-        Page::Run(pid) if screen.all.iter().any(|row| is_silent(*pid, row)) => {
+        TopPage::All => "No runs, groups or block devices of this user. New ones are shown.",
+        TopPage::Group(_) => "This group has no runs.",
+        TopPage::Run(pid) if screen.all.iter().any(|row| is_silent(*pid, row)) => {
             "It does not answer, so its processes are not known."
         }
-        Page::Run(_) if state.has_ended => "It has ended.",
-        Page::Run(_) => "No process of this run has an engine.",
-        Page::Server(_) | Page::Process { .. } => "It has ended.",
+        TopPage::Run(_) if state.has_ended => "It has ended.",
+        TopPage::Run(_) => "No process of this run has an engine.",
+        TopPage::Server(_) | TopPage::Process { .. } => "It has ended.",
     }
     .to_string()
 }
@@ -286,32 +286,32 @@ fn areas(canvas: &mut Canvas<'_>, areas: Option<&ReadAreas>, top: usize, end: us
         let cells = cells.map(|cell| padded(cell, SIZE_WIDTH, false));
         cells.join(" ")
     };
-    let (found, note) = match areas {
+    let (list, note) = match areas {
         Some(Ok(areas)) => (areas.as_slice(), None),
         Some(Err(why)) => (&[][..], Some(format!("Its smaps file can't be read: {why}."))),
         None => (&[][..], Some("Its smaps file is being read.".to_string())),
     };
-    let is_unknown = found.iter().any(|area| area.is_managed.is_none());
-    let missing =
+    let is_unknown = list.iter().any(|area| area.is_managed.is_none());
+    let cause =
         if is_unknown { "folded, untouched or unmanaged" } else { "folded, or never touched" };
     let head = sizes(["SIZE", "RESIDENT", "MISSING"]);
-    canvas.line(top, &format!("{head}  AREA (missing: {missing})"), REVERSED);
+    canvas.line(top, &format!("{head}  AREA (missing: {cause})"), REVERSED);
     if let Some(note) = note {
         canvas.line(top + 1, &note, Style::new());
     }
     let width = usize::from(canvas.area.width);
-    for (y, area) in (top + 1..end).zip(found) {
-        let (missing, note) = match area.is_managed {
+    for (y, area) in (top + 1..end).zip(list) {
+        let (text, note) = match area.is_managed {
             Some(false) => ("-".to_string(), " (not managed)"),
             _ => (short_size(area.missing_bytes()), ""),
         };
-        let cells = sizes([&short_size(area.bytes), &short_size(area.resident_bytes), &missing]);
-        let left = width.saturating_sub(cells.len() + 2 + note.len());
-        canvas.put(0, y, &format!("{cells}  {}{note}", fit(&area.name, left)), Style::new());
+        let cells = sizes([&short_size(area.bytes), &short_size(area.resident_bytes), &text]);
+        let width_left = width.saturating_sub(cells.len() + 2 + note.len());
+        canvas.put(0, y, &format!("{cells}  {}{note}", fit(&area.name, width_left)), Style::new());
     }
 }
 
-fn footer(canvas: &mut Canvas<'_>, y: usize, state: &State) {
+fn footer(canvas: &mut Canvas<'_>, y: usize, state: &ViewState) {
     let style = Style::new();
     match &state.input {
         Some(Input::Filter { .. }) => {

@@ -1,5 +1,5 @@
 //! Rows as JSON, for scripts and for the key `e`. Names are as they are, without escapes for terminals.
-use super::model::{Page, Row, RowKey, rows};
+use super::model::{Row, RowKey, TopPage, rows};
 use super::watch::Heard;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -8,16 +8,16 @@ use std::time::Instant;
 pub fn json(heard: &[Heard]) -> Value {
     let now = Instant::now();
     let (mut runs, mut groups, mut servers) = (Vec::new(), Vec::new(), Vec::new());
-    for row in rows(heard, &Page::All, now) {
+    for row in rows(heard, &TopPage::All, now) {
         let mut one = of_row(&row);
-        let members = |page: Page| rows(heard, &page, now).iter().map(of_row).collect::<Value>();
+        let members = |page: TopPage| rows(heard, &page, now).iter().map(of_row).collect::<Value>();
         match row.key {
             RowKey::Run(pid) => {
-                one["processes"] = members(Page::Run(pid));
+                one["processes"] = members(TopPage::Run(pid));
                 runs.push(one);
             }
             RowKey::Server(pid) => {
-                one["devices"] = members(Page::Server(pid));
+                one["devices"] = members(TopPage::Server(pid));
                 servers.push(one);
             }
             _ => groups.push(one),

@@ -1,7 +1,7 @@
 //! The effects of keys: from a key and the state of the screen to a new state, and to an action for the
 //! caller.
 use super::columns::shown;
-use super::model::{Page, Row, RowKey};
+use super::model::{Row, RowKey, TopPage};
 use crate::printable::printable;
 use ratatui_termion::termion::event::Key;
 use std::mem;
@@ -13,7 +13,7 @@ const PAGE_ROWS: usize = 10;
 
 /// The caller's action after a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum KeyAction {
     None,
     Quit,
     /// Give the terminal back to the shell until it continues the process.
@@ -38,9 +38,9 @@ pub enum Input {
 
 /// The page on the screen, and the selected row.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct ViewState {
     /// The page, above those to which Esc leads, each with what was selected and the filter before.
-    pages: Vec<(Page, Option<RowKey>, String)>,
+    pages: Vec<(TopPage, Option<RowKey>, String)>,
     /// The selected row of this page.
     selected: Option<RowKey>,
     /// Its place in the rows that were last shown.
@@ -58,10 +58,10 @@ pub struct State {
     pub width: usize,
 }
 
-impl State {
-    pub fn new() -> State {
-        State {
-            pages: vec![(Page::All, None, String::new())],
+impl ViewState {
+    pub fn new() -> ViewState {
+        ViewState {
+            pages: vec![(TopPage::All, None, String::new())],
             selected: None,
             at: 0,
             sort: 0,
@@ -74,16 +74,16 @@ impl State {
         }
     }
 
-    pub fn page(&self) -> &Page {
+    pub fn page(&self) -> &TopPage {
         &self.pages.last().expect("the first page is never left").0
     }
 
     /// Notes whether the run, or the server, of this page is still among all rows.
     pub fn note(&mut self, all: &[Row]) {
         let key = match self.page() {
-            Page::Run(run) | Page::Process { run, .. } => RowKey::Run(*run),
-            Page::Server(pid) => RowKey::Server(*pid),
-            Page::All | Page::Group(_) => {
+            TopPage::Run(run) | TopPage::Process { run, .. } => RowKey::Run(*run),
+            TopPage::Server(pid) => RowKey::Server(*pid),
+            TopPage::All | TopPage::Group(_) => {
                 self.has_ended = false;
                 return;
             }
@@ -93,8 +93,8 @@ impl State {
 
     /// Returns the place of the selected row. If it has gone, the row at its place is selected.
     pub fn select_in(&mut self, rows: &[Row]) -> usize {
-        let found = rows.iter().position(|row| Some(&row.key) == self.selected.as_ref());
-        self.at = found.unwrap_or(self.at.min(rows.len().saturating_sub(1)));
+        let position = rows.iter().position(|row| Some(&row.key) == self.selected.as_ref());
+        self.at = position.unwrap_or(self.at.min(rows.len().saturating_sub(1)));
         self.selected = rows.get(self.at).map(|row| row.key.clone());
         self.at
     }
@@ -104,7 +104,7 @@ impl State {
         self.selected = rows.get(self.at).map(|row| row.key.clone());
     }
 
-    fn open(&mut self, page: Page) {
+    fn open(&mut self, page: TopPage) {
         self.pages.push((page, self.selected.take(), mem::take(&mut self.filter)));
         self.at = 0;
     }
@@ -114,9 +114,9 @@ impl State {
         if !self.filter.is_empty() {
             self.filter.clear();
         } else if self.pages.len() > 1
-            && let Some((_, selected, filter)) = self.pages.pop()
+            && let Some((_, selection, filter)) = self.pages.pop()
         {
-            (self.selected, self.filter) = (selected, filter);
+            (self.selected, self.filter) = (selection, filter);
         }
     }
 
@@ -131,19 +131,19 @@ impl State {
     /// Returns which run, group or server the selected row is about, or is in.
     fn limited(&self) -> Option<RowKey> {
         match self.page() {
-            Page::Run(run) | Page::Process { run, .. } => Some(RowKey::Run(*run)),
-            Page::Server(pid) => Some(RowKey::Server(*pid)),
-            Page::All | Page::Group(_) => self.selected.clone(),
+            TopPage::Run(run) | TopPage::Process { run, .. } => Some(RowKey::Run(*run)),
+            TopPage::Server(pid) => Some(RowKey::Server(*pid)),
+            TopPage::All | TopPage::Group(_) => self.selected.clone(),
         }
     }
 }
 
 /// Does what a key asks. `rows` are those on the screen.
-pub fn press(state: &mut State, key: Key, rows: &[Row]) -> Action {
+pub fn press(state: &mut ViewState, key: Key, rows: &[Row]) -> KeyAction {
     state.select_in(rows);
     match key {
-        Key::Ctrl('c') => return Action::Quit,
-        Key::Ctrl('z') => return Action::Suspend,
+        Key::Ctrl('c') => return KeyAction::Quit,
+        Key::Ctrl('z') => return KeyAction::Suspend,
         _ => {}
     }
     if let Some(input) = state.input.take() {
@@ -152,11 +152,11 @@ pub fn press(state: &mut State, key: Key, rows: &[Row]) -> Action {
     state.message.clear();
     if state.is_help {
         state.is_help = false;
-        return if key == Key::Char('q') { Action::Quit } else { Action::None };
+        return if key == Key::Char('q') { KeyAction::Quit } else { KeyAction::None };
     }
     match key {
-        Key::Char('q') => return Action::Quit,
-        Key::Char('e') => return Action::Export,
+        Key::Char('q') => return KeyAction::Quit,
+        Key::Char('e') => return KeyAction::Export,
         Key::Char('?' | 'h') | Key::F(1) => state.is_help = true,
         Key::Char('s') => state.sort_by(|at, count| (at + 1) % count),
         Key::Char('S') => state.sort_by(|at, count| (at + count - 1) % count),
@@ -178,24 +178,24 @@ pub fn press(state: &mut State, key: Key, rows: &[Row]) -> Action {
         Key::End | Key::Char('G') => state.select(rows.len(), rows),
         _ => {}
     }
-    Action::None
+    KeyAction::None
 }
 
 /// Opens the page of the selected row.
-fn enter(state: &mut State) {
+fn enter(state: &mut ViewState) {
     let Some(key) = state.selected.clone() else { return };
     let page = match (key, state.page()) {
-        (RowKey::Run(pid), _) => Page::Run(pid),
-        (RowKey::Group(name), _) => Page::Group(name),
-        (RowKey::Server(pid), _) => Page::Server(pid),
-        (RowKey::Process(pid), Page::Run(run)) => Page::Process { run: *run, pid },
+        (RowKey::Run(pid), _) => TopPage::Run(pid),
+        (RowKey::Group(name), _) => TopPage::Group(name),
+        (RowKey::Server(pid), _) => TopPage::Server(pid),
+        (RowKey::Process(pid), TopPage::Run(run)) => TopPage::Process { run: *run, pid },
         _ => return,
     };
     state.open(page);
 }
 
 /// Adds a key to the line that is typed.
-fn type_key(state: &mut State, mut input: Input, key: Key) -> Action {
+fn type_key(state: &mut ViewState, mut input: Input, key: Key) -> KeyAction {
     let text = match &mut input {
         Input::Filter { .. } => &mut state.filter,
         Input::Limit { text, .. } => text,
@@ -204,16 +204,16 @@ fn type_key(state: &mut State, mut input: Input, key: Key) -> Action {
         Key::Char('\n') => {
             return match input {
                 Input::Limit { of, text } if !text.trim().is_empty() => {
-                    Action::SetLimit { of, size: text.trim().to_string() }
+                    KeyAction::SetLimit { of, size: text.trim().to_string() }
                 }
-                _ => Action::None,
+                _ => KeyAction::None,
             };
         }
         Key::Esc => {
             if let Input::Filter { before } = input {
                 state.filter = before;
             }
-            return Action::None;
+            return KeyAction::None;
         }
         Key::Char(c) if printable(&c.to_string()).starts_with(c) && text.len() < INPUT_LEN_MAX => {
             text.push(c);
@@ -223,5 +223,5 @@ fn type_key(state: &mut State, mut input: Input, key: Key) -> Action {
         _ => {}
     }
     state.input = Some(input);
-    Action::None
+    KeyAction::None
 }

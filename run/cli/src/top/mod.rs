@@ -19,7 +19,7 @@ use crate::group;
 use crate::program::plain;
 use crate::runs;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use model::{Page, RowKey};
+use model::{RowKey, TopPage};
 use std::env;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -93,12 +93,12 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 fn once(interval: Duration, is_json: bool) -> Result<u8, CommandFailure> {
     let watch = Watch::begin(interval);
     watch.wait_for_rates(interval + PATIENCE);
-    let heard = watch.heard();
+    let answers = watch.heard();
     if is_json {
-        say!("{:#}", json::json(&heard));
+        say!("{:#}", json::json(&answers));
         return Ok(0);
     }
-    let rows = model::rows(&heard, &Page::All, Instant::now());
+    let rows = model::rows(&answers, &TopPage::All, Instant::now());
     if rows.is_empty() {
         say!("No runs, groups or block devices of this user.");
         return Ok(0);

@@ -1,7 +1,7 @@
 //! From answers to rows: what each run, group, server, process and device holds, and its rates
 //! between two answers.
 use super::text::{short_count, short_size};
-use super::watch::{Answer, Heard, Source};
+use super::watch::{Answer, Heard, WatchSource};
 use crate::report::json::read_times;
 use crate::runs::counted;
 use memfold_stats::TimeCounts;
@@ -20,7 +20,7 @@ pub enum RowKey {
 
 /// The content of the screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Page {
+pub enum TopPage {
     /// All runs, groups and servers.
     All,
     /// The runs of a group.
@@ -135,16 +135,16 @@ impl Row {
 }
 
 /// Returns the rows of a page, in the order of their keys.
-pub fn rows(heard: &[Heard], page: &Page, now: Instant) -> Vec<Row> {
+pub fn rows(heard: &[Heard], page: &TopPage, now: Instant) -> Vec<Row> {
     let mut rows = match page {
-        Page::All => all(heard, now),
-        Page::Group(name) => {
+        TopPage::All => all(heard, now),
+        TopPage::Group(name) => {
             let is_in_it =
                 |row: &Row| matches!(row.key, RowKey::Run(_)) && row.group.as_ref() == Some(name);
             all(heard, now).into_iter().filter(is_in_it).collect()
         }
-        Page::Run(run) | Page::Process { run, .. } => processes(heard, *run),
-        Page::Server(pid) => exports(heard, *pid),
+        TopPage::Run(run) | TopPage::Process { run, .. } => processes(heard, *run),
+        TopPage::Server(pid) => exports(heard, *pid),
     };
     rows.sort_by(|a, b| a.key.cmp(&b.key));
     rows
@@ -154,21 +154,21 @@ fn all(heard: &[Heard], now: Instant) -> Vec<Row> {
     let mut rows = Vec::new();
     for one in heard {
         let row = match one.source {
-            Source::Groups => continue,
-            Source::Run(pid) => of_run(pid, one),
-            Source::Server(pid) => of_server(pid, one),
+            WatchSource::Groups => continue,
+            WatchSource::Run(pid) => of_run(pid, one),
+            WatchSource::Server(pid) => of_server(pid, one),
         };
         let is_stopped = one.process.as_ref().is_some_and(|process| process.is_stopped);
         rows.push(Row { silent: one.silent(now), is_stopped, ..row });
     }
-    let groups = found(heard, Source::Groups).and_then(|one| one.now.as_ref());
+    let groups = found(heard, WatchSource::Groups).and_then(|one| one.now.as_ref());
     for group in groups.iter().flat_map(|answer| list(&answer.value)) {
         rows.push(of_group(group, &rows));
     }
     rows
 }
 
-fn found(heard: &[Heard], source: Source) -> Option<&Heard> {
+fn found(heard: &[Heard], source: WatchSource) -> Option<&Heard> {
     heard.iter().find(|one| one.source == source)
 }
 
@@ -214,8 +214,8 @@ impl<'a> Pair<'a> {
     /// anew at zero.
     pub fn rate(&self, name: &str) -> Option<f64> {
         let (before, now) = (self.before?[name].as_u64()?, self.now[name].as_u64()?);
-        let grown = now.checked_sub(before).unwrap_or(now);
-        (self.seconds > 0.0).then(|| grown as f64 / self.seconds)
+        let growth = now.checked_sub(before).unwrap_or(now);
+        (self.seconds > 0.0).then(|| growth as f64 / self.seconds)
     }
 
     fn rates(&self) -> Rates {
@@ -288,10 +288,10 @@ fn without_directories(word: &str) -> &str {
 
 /// Adds what a process holds.
 fn add(row: &mut Row, process: &Value) {
-    let [resident, compressed] = counted(process);
+    let [resident, compressed_bytes] = counted(process);
     row.resident_bytes += resident;
-    row.compressed_bytes += compressed;
-    row.used_bytes += resident + compressed;
+    row.compressed_bytes += compressed_bytes;
+    row.used_bytes += resident + compressed_bytes;
     row.spilled_bytes += number(process, "swap_bytes") + number(process, "remote_bytes");
     row.folded_bytes += number(process, "folded_bytes");
 }
@@ -332,12 +332,12 @@ fn of_server(pid: u32, heard: &Heard) -> Row {
         _ => short_size(number(export, "size_bytes")),
     });
     let names: Vec<String> = names.collect();
-    let held = number(mm, "mem_used_total");
+    let held_bytes = number(mm, "mem_used_total");
     Row {
         pid: Some(pid),
         limit_bytes: about["limit_bytes"].as_u64(),
-        used_bytes: held,
-        compressed_bytes: held,
+        used_bytes: held_bytes,
+        compressed_bytes: held_bytes,
         spilled_bytes: number(&about["writeback"], "used_bytes"),
         folded_bytes: number(mm, "orig_data_size"),
         stored: [number(mm, "orig_data_size"), number(mm, "compr_data_size")],
@@ -364,23 +364,26 @@ fn device_rates(counters: &Pair<'_>) -> Rates {
 }
 
 fn exports(heard: &[Heard], pid: u32) -> Vec<Row> {
-    let Some(pair) = found(heard, Source::Server(pid)).and_then(Pair::of) else {
+    let Some(pair) = found(heard, WatchSource::Server(pid)).and_then(Pair::of) else {
         return Vec::new();
     };
     let one = |(export, counters): (&Value, Pair<'_>)| {
         let name = text(&export["name"]).unwrap_or_default();
-        let shown = if name.is_empty() { "(without a name)".to_string() } else { name.clone() };
+        let name_shown =
+            if name.is_empty() { "(without a name)".to_string() } else { name.clone() };
         Row {
             limit_bytes: export["size_bytes"].as_u64(),
             rates: device_rates(&counters),
-            ..Row::new(RowKey::Export(name), shown)
+            ..Row::new(RowKey::Export(name), name_shown)
         }
     };
     exports_of(pair).map(one).collect()
 }
 
 fn processes(heard: &[Heard], run: u32) -> Vec<Row> {
-    let Some(pair) = found(heard, Source::Run(run)).and_then(Pair::of) else { return Vec::new() };
+    let Some(pair) = found(heard, WatchSource::Run(run)).and_then(Pair::of) else {
+        return Vec::new();
+    };
     let codec = text(&pair.now["codec"]);
     let one = |process: Pair<'_>| {
         let pid = number(process.now, "pid") as u32;
@@ -446,14 +449,14 @@ const COUNTERS: [(&str, &str, Shown); 24] = [
 
 /// Returns the counters of a process, each as its label and its value.
 pub fn counters(heard: &[Heard], run: u32, pid: u32) -> Vec<(&'static str, String)> {
-    let pair = found(heard, Source::Run(run)).and_then(Pair::of);
+    let pair = found(heard, WatchSource::Run(run)).and_then(Pair::of);
     let process =
         pair.and_then(|pair| processes_of(pair).find(|one| one.now["pid"] == u64::from(pid)));
     let Some(process) = process else { return Vec::new() };
-    let value = |name: &str, shown: &Shown| match shown {
+    let value = |name: &str, form: &Shown| match form {
         Shown::Size => short_size(number(process.now, name)),
         Shown::Rate => process.rate(name).map_or("-".to_string(), short_count),
         Shown::Count => number(process.now, name).to_string(),
     };
-    COUNTERS.iter().map(|(label, name, shown)| (*label, value(name, shown))).collect()
+    COUNTERS.iter().map(|(label, name, form)| (*label, value(name, form))).collect()
 }

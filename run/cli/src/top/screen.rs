@@ -3,8 +3,8 @@
 use super::areas::AreaReader;
 use super::columns::{filter, sort};
 use super::draw::{Screen, draw, table_width};
-use super::keys::{Action, State, press};
-use super::model::{Page, Row, RowKey, counters, rows};
+use super::keys::{KeyAction, ViewState, press};
+use super::model::{Row, RowKey, TopPage, counters, rows};
 use super::watch::{Heard, Watch};
 use super::{export, limit};
 use crate::child::signals::{PassedSignals, stop};
@@ -115,11 +115,11 @@ fn listen(
     keyboard: Box<dyn Read + Send>,
     to: &Sender<Event>,
 ) -> io::Result<()> {
-    let named = |name: &str| thread::Builder::new().name(name.to_string());
-    let signalled = to.clone();
-    named("memfold-signals").spawn(move || wait_for_signals(&signals, &signalled))?;
-    let pressed = to.clone();
-    named("memfold-keys").spawn(move || read_keys(keyboard, &pressed))?;
+    let builder = |name: &str| thread::Builder::new().name(name.to_string());
+    let to_of_signals = to.clone();
+    builder("memfold-signals").spawn(move || wait_for_signals(&signals, &to_of_signals))?;
+    let to_of_keys = to.clone();
+    builder("memfold-keys").spawn(move || read_keys(keyboard, &to_of_keys))?;
     Ok(())
 }
 
@@ -173,7 +173,7 @@ struct TopLoop {
     interval: Duration,
     watch: Watch,
     reader: AreaReader,
-    state: State,
+    state: ViewState,
     heard: Vec<Heard>,
     to: Sender<Event>,
 }
@@ -186,7 +186,7 @@ impl TopLoop {
             interval,
             watch: Watch::begin(interval),
             reader: AreaReader::default(),
-            state: State::new(),
+            state: ViewState::new(),
             heard: Vec::new(),
             to,
         })
@@ -201,8 +201,8 @@ impl TopLoop {
             let wait = next.saturating_duration_since(Instant::now()).min(RESIZE_PERIOD);
             match events.recv_timeout(wait) {
                 Ok(Event::Key(key)) => match self.press(key, &rows) {
-                    Action::Quit => return Ok(0),
-                    Action::Suspend => self.suspend()?,
+                    KeyAction::Quit => return Ok(0),
+                    KeyAction::Suspend => self.suspend()?,
                     _ => {}
                 },
                 Ok(Event::Suspend) => self.suspend()?,
@@ -224,15 +224,15 @@ impl TopLoop {
     fn draw(&mut self) -> io::Result<Vec<Row>> {
         let now = Instant::now();
         let page = self.state.page().clone();
-        let all = rows(&self.heard, &Page::All, now);
-        let mut shown = match &page {
-            Page::All => all.clone(),
+        let all = rows(&self.heard, &TopPage::All, now);
+        let mut rows_of_page = match &page {
+            TopPage::All => all.clone(),
             page => rows(&self.heard, page, now),
         };
-        filter(&mut shown, &self.state.filter);
-        sort(&mut shown, self.state.sort);
+        filter(&mut rows_of_page, &self.state.filter);
+        sort(&mut rows_of_page, self.state.sort);
         let process = match page {
-            Page::Process { run, pid } => Some((run, pid)),
+            TopPage::Process { run, pid } => Some((run, pid)),
             _ => None,
         };
         self.reader.look_at(process.map(|(_, pid)| pid));
@@ -242,8 +242,8 @@ impl TopLoop {
         self.state.width = table_width(size.width);
         self.state.note(&all);
         let screen = Screen {
-            at: self.state.select_in(&shown),
-            rows: &shown,
+            at: self.state.select_in(&rows_of_page),
+            rows: &rows_of_page,
             all: &all,
             state: &self.state,
             is_coloured: self.is_coloured,
@@ -254,7 +254,7 @@ impl TopLoop {
             let area = frame.area();
             draw(frame.buffer_mut(), area, &screen);
         })?;
-        Ok(shown)
+        Ok(rows_of_page)
     }
 
     /// Gives the terminal back until the process is continued.
@@ -275,17 +275,17 @@ impl TopLoop {
     }
 
     /// Does what a key asks, except to quit and to suspend. Returns the action.
-    fn press(&mut self, key: Key, rows: &[Row]) -> Action {
+    fn press(&mut self, key: Key, rows: &[Row]) -> KeyAction {
         let action = press(&mut self.state, key, rows);
         match &action {
-            Action::None | Action::Quit | Action::Suspend => {}
-            Action::Export => {
+            KeyAction::None | KeyAction::Quit | KeyAction::Suspend => {}
+            KeyAction::Export => {
                 self.state.message = match export(&self.watch.heard(), Path::new(".")) {
                     Ok(name) => format!("Written: {name}"),
                     Err(e) => format!("The figures can't be written to the current directory: {e}"),
                 };
             }
-            Action::SetLimit { of, size } => self.set_limit(of.clone(), size.clone()),
+            KeyAction::SetLimit { of, size } => self.set_limit(of.clone(), size.clone()),
         }
         action
     }
@@ -295,8 +295,8 @@ impl TopLoop {
         self.state.message = "The limit is being changed.".to_string();
         let to = self.to.clone();
         let change = move || {
-            let done = limit(&of, &size).unwrap_or_else(|failure| failure.text);
-            let _ = to.send(Event::Message(done));
+            let outcome = limit(&of, &size).unwrap_or_else(|failure| failure.text);
+            let _ = to.send(Event::Message(outcome));
         };
         if thread::Builder::new().spawn(change).is_err() {
             self.state.message =

@@ -49,15 +49,15 @@ pub fn fit(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_string();
     }
-    let mut cut = text.to_string();
+    let mut text_cut = text.to_string();
     // A character may be wider beside the next one, so the width is that of the whole.
-    while !cut.is_empty() && cut.width() + 1 > width {
-        cut.pop();
+    while !text_cut.is_empty() && text_cut.width() + 1 > width {
+        text_cut.pop();
     }
     if width > 0 {
-        cut.push('~');
+        text_cut.push('~');
     }
-    cut
+    text_cut
 }
 
 #[cfg(test)]
@@ -70,8 +70,8 @@ mod tests {
     fn sizes_and_counts_keep_three_digits() {
         let sizes: [u64; 8] =
             [0, 999, 1000, 64_906_854, 64 << 20, 1_342_177_280, (1 << 30) - 1, u64::MAX];
-        let shown = sizes.map(short_size);
-        assert_eq!(shown, ["0B", "999B", "0.98K", "61.9M", "64.0M", "1.25G", "1.00G", "16.0E"]);
+        let texts = sizes.map(short_size);
+        assert_eq!(texts, ["0B", "999B", "0.98K", "61.9M", "64.0M", "1.25G", "1.00G", "16.0E"]);
         let counts = [0.0, 0.04, 9.94, 9.96, 9999.0, 12_345.0, 1e6, 2.5e9].map(short_count);
         assert_eq!(counts, ["0", "0.0", "9.9", "10", "9999", "12.3k", "1.00M", "2.50G"]);
         let ratios = [0.0, 3.688, 99.9, 99.996, 123.44, 1234.0, 99_999.6].map(short_ratio);
@@ -92,9 +92,9 @@ mod tests {
             width in 0usize..40,
         ) {
             let text = parts.concat();
-            let shown = printable(&text);
-            prop_assert!(shown.chars().all(|c| !c.is_control()));
-            prop_assert!(fit(&shown, width).width() <= width);
+            let text = printable(&text);
+            prop_assert!(text.chars().all(|c| !c.is_control()));
+            prop_assert!(fit(&text, width).width() <= width);
         }
     }
 

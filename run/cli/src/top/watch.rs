@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 
 /// The server that is asked.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum WatchSource {
     /// All groups at once, from their files.
     Groups,
     /// A run, by the process ID of its `memfold run`.
@@ -39,7 +39,7 @@ pub struct Answer {
 /// The answers of a source.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    pub source: Source,
+    pub source: WatchSource,
     /// The answer before the last one.
     pub before: Option<Answer>,
     /// The last answer.
@@ -76,7 +76,7 @@ impl SilentProcess {
 }
 
 impl Heard {
-    fn new(source: Source) -> Heard {
+    fn new(source: WatchSource) -> Heard {
         Heard { source, before: None, now: None, asked: None, process: None }
     }
 
@@ -93,12 +93,12 @@ impl Heard {
     }
 }
 
-type Known = BTreeMap<Source, Heard>;
+type KnownSources = BTreeMap<WatchSource, Heard>;
 
 /// All sources, and threads that ask them.
 #[derive(Clone)]
 pub struct Watch {
-    shared: Arc<(Mutex<Known>, Condvar)>,
+    shared: Arc<(Mutex<KnownSources>, Condvar)>,
     interval: Duration,
 }
 
@@ -113,13 +113,13 @@ impl Watch {
     /// Finds new sources, and begins to ask them.
     pub fn find(&self) {
         let runs = sockets::all(sockets::RUN).into_iter();
-        let runs = runs.map(|(pid, path)| (Source::Run(pid), path));
+        let runs = runs.map(|(pid, path)| (WatchSource::Run(pid), path));
         let servers = sockets::all(sockets::BLK).into_iter();
-        let servers = servers.map(|(pid, path)| (Source::Server(pid), path));
+        let servers = servers.map(|(pid, path)| (WatchSource::Server(pid), path));
         for (source, path) in runs.chain(servers) {
             self.ask_always(source, move || stat(source, &path));
         }
-        self.ask_always(Source::Groups, || Some(groups()));
+        self.ask_always(WatchSource::Groups, || Some(groups()));
     }
 
     /// Returns what is known now.
@@ -128,8 +128,8 @@ impl Watch {
         let now = Instant::now();
         for one in all.iter_mut().filter(|one| one.silent(now).is_some()) {
             one.process = match one.source {
-                Source::Groups => None,
-                Source::Run(pid) | Source::Server(pid) => Some(SilentProcess::read(pid)),
+                WatchSource::Groups => None,
+                WatchSource::Run(pid) | WatchSource::Server(pid) => Some(SilentProcess::read(pid)),
             };
         }
         all
@@ -137,18 +137,19 @@ impl Watch {
 
     /// Waits until every source has answered twice, at most `patience` in all.
     pub fn wait_for_rates(&self, patience: Duration) {
-        let (known, changed) = &*self.shared;
-        let lacking = |known: &mut Known| known.values().any(|heard| heard.before.is_none());
-        let locked = known.lock().expect("no thread panics with the lock");
-        drop(changed.wait_timeout_while(locked, patience, lacking));
+        let (known, change) = &*self.shared;
+        let is_lacking =
+            |known: &mut KnownSources| known.values().any(|answers| answers.before.is_none());
+        let guard = known.lock().expect("no thread panics with the lock");
+        drop(change.wait_timeout_while(guard, patience, is_lacking));
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownSources> {
         self.shared.0.lock().expect("no thread panics with the lock")
     }
 
     /// Starts a thread that asks a source until it has ended, unless there is one.
-    fn ask_always(&self, source: Source, ask: impl Fn() -> Option<Value> + Send + 'static) {
+    fn ask_always(&self, source: WatchSource, ask: impl Fn() -> Option<Value> + Send + 'static) {
         if self.known().contains_key(&source) {
             return;
         }
@@ -157,12 +158,12 @@ impl Watch {
         let ask_always = move || {
             loop {
                 let begin = Instant::now();
-                if let Some(heard) = watch.known().get_mut(&source) {
-                    heard.asked = Some(begin);
+                if let Some(answers) = watch.known().get_mut(&source) {
+                    answers.asked = Some(begin);
                 }
                 let Some(value) = ask() else { break };
-                if let Some(heard) = watch.known().get_mut(&source) {
-                    heard.answered(value);
+                if let Some(answers) = watch.known().get_mut(&source) {
+                    answers.answered(value);
                 }
                 watch.shared.1.notify_all();
                 thread::sleep(watch.interval.saturating_sub(begin.elapsed()));
@@ -178,9 +179,9 @@ impl Watch {
 }
 
 /// Asks a run or a server. Returns `None` if it has ended.
-fn stat(source: Source, path: &Path) -> Option<Value> {
+fn stat(source: WatchSource, path: &Path) -> Option<Value> {
     let mut answer = sockets::ask(path, &json!({"do": "stat"}), None).ok().flatten()?;
-    if let (Source::Run(_), Some(all)) = (source, answer["processes"].as_array_mut()) {
+    if let (WatchSource::Run(_), Some(all)) = (source, answer["processes"].as_array_mut()) {
         for process in all {
             process["name"] = name_of(process["pid"].as_u64().unwrap_or(0)).into();
         }

@@ -7,7 +7,7 @@ use crate::failure::CommandFailure;
 use crate::printable::printable;
 use crate::run;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use service::Service;
+use service::UserService;
 use std::path::PathBuf;
 use wrapper::WrapperFolder;
 
@@ -91,7 +91,7 @@ pub fn wrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         say!("{}", folder.wrap(name, &flags)?.display());
     }
     for name in &services {
-        say!("{}", Service::find(name)?.wrap(&flags)?.display());
+        say!("{}", UserService::find(name)?.wrap(&flags)?.display());
     }
     if let Some(line) = folder.line_for_path(&names) {
         eprintln!(
@@ -112,9 +112,9 @@ pub fn unwrap(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let folder = WrapperFolder::of(matches.get_one("dir"))?;
     match (matches.get_flag("all"), names.is_empty() && services.is_empty()) {
         (true, true) => {
-            let named =
+            let names_of =
                 |all: Vec<(String, String)>| all.into_iter().map(|(name, _)| name).collect();
-            (names, services) = (named(folder.wrapped()?), named(service::wrapped()?));
+            (names, services) = (names_of(folder.wrapped()?), names_of(service::wrapped()?));
         }
         (true, false) => return Err(CommandFailure::own("--all: give it without other names")),
         (false, true) => {

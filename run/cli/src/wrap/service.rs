@@ -24,18 +24,18 @@ fn folders() -> Result<impl Iterator<Item = PathBuf>, CommandFailure> {
 }
 
 /// A unit of the user's systemd, as it is without memfold.
-pub struct Service {
+pub struct UserService {
     name: String,
     file: PathBuf,
     text: String,
 }
 
-impl Service {
+impl UserService {
     /// Finds a service by its name, with `.service` or without.
     ///
     /// # Errors
     /// 125: there is no such unit, or it can't be read.
-    pub fn find(name: &str) -> Result<Service, CommandFailure> {
+    pub fn find(name: &str) -> Result<UserService, CommandFailure> {
         let name = full(name)?;
         let Some(file) = folders()?.map(|folder| folder.join(&name)).find(|file| file.is_file())
         else {
@@ -46,7 +46,7 @@ impl Service {
         let text = fs::read_to_string(&file).map_err(|e| {
             CommandFailure::own(format!("{}: {}", file.display(), program::plain(&e)))
         })?;
-        Ok(Service { name, file, text })
+        Ok(UserService { name, file, text })
     }
 
     /// Writes the drop-in, in place of an earlier one. Returns its path.
@@ -112,7 +112,7 @@ impl Service {
     /// Returns the settings of the section `[Service]`. A line that ends with a backslash goes on in
     /// the next one that is no comment (systemd.syntax(7)).
     fn settings(&self) -> Vec<(String, String)> {
-        let mut found = Vec::new();
+        let mut sections = Vec::new();
         let (mut is_service, mut line) = (false, String::new());
         for part in self.text.lines().filter(|line| !line.trim_start().starts_with(['#', ';'])) {
             let part = part.trim_end();
@@ -127,10 +127,10 @@ impl Service {
             if whole.starts_with('[') {
                 is_service = whole == "[Service]";
             } else if let Some((key, value)) = whole.split_once('=').filter(|_| is_service) {
-                found.push((key.trim().to_string(), value.trim().to_string()));
+                sections.push((key.trim().to_string(), value.trim().to_string()));
             }
         }
-        found
+        sections
     }
 
     /// Refuses a unit whose command another drop-in sets: which of the two would count depends on
@@ -245,7 +245,7 @@ mod tests {
 
     fn drop_in(text: &str, flags: &[&str]) -> Result<String, String> {
         let flags: Vec<_> = flags.iter().map(|flag| flag.to_string()).collect();
-        Service { name: "a.service".into(), file: "/a".into(), text: text.into() }
+        UserService { name: "a.service".into(), file: "/a".into(), text: text.into() }
             .drop_in("/opt/my tools/memfold", &flags)
             .map_err(|failure| failure.text)
     }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_drop_in_cannot_do_is_refused() {
+    fn unit_that_a_drop_in_cannot_wrap_is_refused() {
         for unit in ["[Service]\nType=simple\n", "[Service]\nExecStart=/a\nExecStart=/b\n"] {
             assert!(drop_in(unit, &[]).unwrap_err().contains("exactly one ExecStart="));
         }

@@ -37,8 +37,8 @@ impl WrapperFolder {
             )));
         }
         let search = env::var_os("PATH");
-        let found = program::find(OsStr::new(name), search.as_deref(), is_wrapper)?;
-        program::loading(&found, &[name.into()])?;
+        let path_found = program::find(OsStr::new(name), search.as_deref(), is_wrapper)?;
+        program::loading(&path_found, &[name.into()])?;
         let path = self.0.join(name);
         let fail = |e| CommandFailure::own(format!("{}: {}", path.display(), program::plain(&e)));
         fs::create_dir_all(&self.0).map_err(fail)?;
@@ -52,14 +52,14 @@ impl WrapperFolder {
         );
         // The script gets its name when it is complete, so that no process executes a part of it.
         let new = self.0.join(format!(".{}.new", std::process::id()));
-        let written = OpenOptions::new()
+        let outcome = OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&new)
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .and_then(|()| fs::set_permissions(&new, Permissions::from_mode(0o755)))
             .and_then(|()| fs::rename(&new, &path));
-        written.inspect_err(|_| drop(fs::remove_file(&new))).map_err(fail)?;
+        outcome.inspect_err(|_| drop(fs::remove_file(&new))).map_err(fail)?;
         Ok(path)
     }
 

@@ -37,11 +37,11 @@ impl TrapCounts {
             }
             _ => None,
         };
-        let home = after ^ after >> 10;
-        let mut row = (home..home + ROW).map(|at| &self.0[at % COUNTERS]);
+        let index = after ^ after >> 10;
+        let mut row = (index..index + ROW).map(|at| &self.0[at % COUNTERS]);
         let Some(before) = row.find_map(|count| count.fetch_update(Relaxed, Relaxed, more).ok())
         else {
-            self.0[home % COUNTERS].store(site << COUNT_BITS | 1, Relaxed);
+            self.0[index % COUNTERS].store(site << COUNT_BITS | 1, Relaxed);
             return false;
         };
         let count = (before & COUNT_MASK) + 1;
@@ -81,8 +81,8 @@ mod tests {
     #[test]
     fn counts_end_without_a_last_patch() {
         let counts = TrapCounts::new();
-        let found = patched_at(&counts, 77, &[], 200_000);
-        assert_eq!((found.len(), found.last()), (13, Some(&(1 << 15))));
+        let site = patched_at(&counts, 77, &[], 200_000);
+        assert_eq!((site.len(), site.last()), (13, Some(&(1 << 15))));
     }
 
     #[test]

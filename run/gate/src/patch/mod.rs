@@ -191,8 +191,8 @@ impl PatchedSites {
             // lie in one text, as checked above. The text stays mapped and readable.
             unsafe { padding::at(at, at == after + 1) }.map(|len| (at, len))
         };
-        let found = (from..to).find_map(room);
-        let (at, len) = found?;
+        let room = (from..to).find_map(room);
+        let (at, len) = room?;
         if len >= 2 * JUMP_BYTES
             && let Some(free) = self.halves.iter_mut().find(|half| **half == 0)
         {
@@ -222,7 +222,7 @@ fn go_by(step: usize, after: usize, jump: (usize, usize), write: impl FnOnce(i32
 fn text_of(code: Range<usize>) -> Option<Range<usize>> {
     let (mut of_code, mut of_program) = (None, None);
     let entry = ENTRY.load(SeqCst);
-    let read = each_area(|area| {
+    let outcome = each_area(|area| {
         let range = area.start..area.end;
         if range.contains(&code.start) && code.end <= area.end {
             of_code = Some(*area);
@@ -232,7 +232,7 @@ fn text_of(code: Range<usize>) -> Option<Range<usize>> {
         }
         ControlFlow::Continue(())
     });
-    let area = of_code.filter(|_| read.is_ok())?;
+    let area = of_code.filter(|_| outcome.is_ok())?;
     let is_text = area.private && area.readable && !area.writable && area.executable;
     let is_programs = area.inode != 0
         && of_program.is_some_and(|its| (its.inode, its.name()) == (area.inode, area.name()));

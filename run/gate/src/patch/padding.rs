@@ -162,8 +162,8 @@ mod tests {
         traps[15] = 0x90;
         assert_eq!(padding_in(&traps, 7), None);
         // Bytes that don't end where code is aligned aren't padding.
-        let mut moved = [0x90; 17];
-        moved[1..].copy_from_slice(&behind_ret);
-        assert_eq!(padding_in(&moved, 10), None);
+        let mut code = [0x90; 17];
+        code[1..].copy_from_slice(&behind_ret);
+        assert_eq!(padding_in(&code, 10), None);
     }
 }

@@ -209,12 +209,12 @@ impl Steps {
             from_raw_parts(start as *const u8, code_end as *const () as usize - start)
         };
         let mut step = [0xcc; STEP_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| step[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, code);
-        put(0, &site_end.to_le_bytes());
-        put(ENTRY, &entry::entry().to_le_bytes());
-        put(KNOWN_AT, &known.to_le_bytes());
-        put(FIND - size_of::<u32>(), &(nr.unwrap_or_default() as u32).to_le_bytes());
+        let mut copy = |at: usize, bytes: &[u8]| step[at..at + bytes.len()].copy_from_slice(bytes);
+        copy(0, code);
+        copy(0, &site_end.to_le_bytes());
+        copy(ENTRY, &entry::entry().to_le_bytes());
+        copy(KNOWN_AT, &known.to_le_bytes());
+        copy(FIND - size_of::<u32>(), &(nr.unwrap_or_default() as u32).to_le_bytes());
         // SAFETY: the bytes lie in a group, which is writable now. No site leads there yet, so no
         // thread runs them.
         unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STEP_BYTES) };

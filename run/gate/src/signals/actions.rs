@@ -126,24 +126,24 @@ pub fn set_action(
     if *bytes != 8 || !(1..=SIGNALS as i32).contains(&signal) {
         return Err(Errno::INVAL);
     }
-    let wanted = match *new {
+    let action = match *new {
         0 => None,
         at => Some(read::<SignalAction>(at).map_err(|_| Errno::FAULT)?),
     };
-    if wanted.is_some() && bit(signal) & UNBLOCKABLE != 0 {
+    if action.is_some() && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::INVAL);
     }
     let before = record.actions().with(|actions| {
         let before = actions[signal as usize];
-        if let Some(mut wanted) = wanted {
-            wanted.flags &= KNOWN;
-            wanted.mask &= !UNBLOCKABLE;
-            tell_kernel(signal, &wanted)?;
-            actions[signal as usize] = wanted;
+        if let Some(mut action) = action {
+            action.flags &= KNOWN;
+            action.mask &= !UNBLOCKABLE;
+            tell_kernel(signal, &action)?;
+            actions[signal as usize] = action;
         }
         Ok(before)
     })?;
-    if wanted.is_some_and(|wanted| wanted.handler == libc::SIG_IGN) {
+    if action.is_some_and(|action| action.handler == libc::SIG_IGN) {
         forget(record, signal);
     }
     if *old != 0 {

@@ -23,17 +23,17 @@ pub fn set_alternate(
     context: &SignalContext,
     [new, old, ..]: &[usize; 6],
 ) -> Result<Option<AlternateStack>, Errno> {
-    let wanted = match *new {
+    let stack = match *new {
         0 => None,
         at => Some(read::<AlternateStack>(at).map_err(|_| Errno::FAULT)?),
     };
     let sp = context.regs.rsp as usize;
     let (before, on) = (record.alternate.get(), is_on(record, sp));
-    if let Some(wanted) = wanted {
+    if let Some(stack) = stack {
         if on {
             return Err(Errno::PERM);
         }
-        record.alternate.set(checked(wanted)?);
+        record.alternate.set(checked(stack)?);
     }
     if *old != 0 {
         let state = match () {
@@ -41,11 +41,11 @@ pub fn set_alternate(
             () if before.size == 0 => libc::SS_DISABLE,
             () => 0,
         };
-        let seen = AlternateStack { flags: state | before.flags & SS_AUTODISARM, ..before };
+        let answer = AlternateStack { flags: state | before.flags & SS_AUTODISARM, ..before };
         // SAFETY: the program passed this address for the previous stack.
-        unsafe { write(*old, &seen) }.map_err(|_| Errno::FAULT)?;
+        unsafe { write(*old, &answer) }.map_err(|_| Errno::FAULT)?;
     }
-    Ok(wanted.map(|_| record.alternate.get()))
+    Ok(stack.map(|_| record.alternate.get()))
 }
 
 /// Returns a stack in the form in which the kernel would keep it.

@@ -58,8 +58,8 @@ pub fn deliver(record: &GateThread, context: &mut SignalContext, info: &SignalIn
         return;
     }
     let signal = info.signal;
-    let blocked = context.mask | record.blocked.get();
-    let now = record.waiting_mask.get().unwrap_or(blocked);
+    let mask = context.mask | record.blocked.get();
+    let now = record.waiting_mask.get().unwrap_or(mask);
     let is_blocked = now & PROTECTED & bit(signal) != 0;
     if is_blocked && !info.is_fault() {
         return keep(record, info);
@@ -79,7 +79,7 @@ pub fn deliver(record: &GateThread, context: &mut SignalContext, info: &SignalIn
         });
     }
     record.waiting_mask.set(None);
-    if enter(record, context, info, &action, blocked).is_err() {
+    if enter(record, context, info, &action, mask).is_err() {
         return cannot_enter(record, context, signal);
     }
     let own = if action.flags & libc::SA_NODEFER as u64 != 0 { 0 } else { bit(signal) };

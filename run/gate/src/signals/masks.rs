@@ -60,7 +60,7 @@ pub fn pending(record: &GateThread, [set, bytes, ..]: &[usize; 6]) -> Result<(),
     let mut real = 0u64;
     // SAFETY: `real` has room for the eight bytes that the kernel writes.
     unsafe { system_call(libc::SYS_rt_sigpending, [&raw mut real as usize, 8, 0, 0, 0, 0]) }?;
-    let seen = (real | kept(record)).to_ne_bytes();
+    let bytes_shown = (real | kept(record)).to_ne_bytes();
     // SAFETY: the program passed this address for a set of `bytes` bytes.
-    unsafe { crate::touch::write_bytes(*set, &seen[..*bytes]) }.map_err(|_| Errno::FAULT)
+    unsafe { crate::touch::write_bytes(*set, &bytes_shown[..*bytes]) }.map_err(|_| Errno::FAULT)
 }

@@ -183,29 +183,29 @@ pub unsafe fn call(record: &GateThread, nr: usize, args: &[usize; 6]) -> isize {
     // which stays mapped.
     let make = || unsafe { entry::call(nr, args, record.pending.as_ptr()) };
     loop {
-        let kept = match may_read(nr) {
+        let signals = match may_read(nr) {
             true => kept(record) & READ.load(SeqCst) & record.blocked.get(),
             false => 0,
         };
-        let set = kept | record.awaits.get();
-        let made = if set == 0 {
+        let set = signals | record.awaits.get();
+        let result = if set == 0 {
             make()
         } else {
             hand_over(record, set & PROTECTED);
-            let made = make();
+            let result = make();
             // Signals that the call hasn't taken arrive here.
             change_mask(libc::SIG_UNBLOCK, set & PROTECTED);
-            made
+            result
         };
-        if made > 0 && gives_bytes(nr) && READ.load(SeqCst) != 0 {
-            take_read(record, nr, args, made as usize);
+        if result > 0 && gives_bytes(nr) && READ.load(SeqCst) != 0 {
+            take_read(record, nr, args, result as usize);
         }
-        if made != -(libc::EINTR as isize)
+        if result != -(libc::EINTR as isize)
             || !goes_on(nr, args)
             || record.waiting_mask.get().is_some()
             || !put_back(record)
         {
-            return made;
+            return result;
         }
     }
 }
@@ -223,16 +223,19 @@ fn take_read(record: &GateThread, nr: usize, args: &[usize; 6], bytes: usize) {
         let word = |at: usize| given(nr, args, info + at);
         let (Some(signal), Some(code)) = (word(0), word(CODE_AT)) else { return };
         let (signal, code) = (signal as i32, code as i32);
-        let mut shown = code;
+        let mut code_shown = code;
         if SIGNALS.contains(&signal)
-            && let Some(nudged) = code_of_nudge(code)
+            && let Some(code_of_signal) = code_of_nudge(code)
             && may_be_signalfd(args[0])
         {
-            shown = record.actions().take_sent(bit(signal)).map_or(nudged, |kept| kept.code);
+            code_shown = record
+                .actions()
+                .take_sent(bit(signal))
+                .map_or(code_of_signal, |signal_info| signal_info.code);
         }
-        shown = code_to_show(shown);
-        if shown != code && may_be_signalfd(args[0]) {
-            for (at, byte) in (info + CODE_AT..).zip(shown.to_ne_bytes()) {
+        code_shown = code_to_show(code_shown);
+        if code_shown != code && may_be_signalfd(args[0]) {
+            for (at, byte) in (info + CODE_AT..).zip(code_shown.to_ne_bytes()) {
                 let place = place_in(nr, args, at);
                 // SAFETY: the place lies in a buffer that the program passed for what is read.
                 place.map(|place| unsafe { write_bytes(place, &[byte]) });
@@ -256,14 +259,14 @@ fn place_in(nr: usize, args: &[usize; 6], byte: usize) -> Option<usize> {
     if nr as i64 == libc::SYS_read {
         return args[1].checked_add(byte);
     }
-    let mut left = byte;
+    let mut byte_left = byte;
     for n in 0..args[2] {
         let [start, len] =
             read::<[usize; 2]>(args[1].checked_add(n * size_of::<[usize; 2]>())?).ok()?;
-        if left < len {
-            return start.checked_add(left);
+        if byte_left < len {
+            return start.checked_add(byte_left);
         }
-        left -= len;
+        byte_left -= len;
     }
     None
 }
@@ -355,14 +358,14 @@ pub fn make_up(
     mut make: impl FnMut(&[usize; 6]) -> isize,
 ) -> Option<isize> {
     let info = read::<SignalInfo>(args[information]).ok()?.of(args[signal] as i32);
-    let sent = info.made_up(for_thread)?;
+    let to_send = info.made_up(for_thread)?;
     let mut make = |info: &SignalInfo| {
         let mut args = *args;
         (args[signal], args[information]) = (info.signal as usize, &raw const *info as usize);
         make(&args)
     };
     let may = make(&info.of(0));
-    Some(if may == 0 { make(&sent) } else { may })
+    Some(if may == 0 { make(&to_send) } else { may })
 }
 
 /// Serves `kill` of the caller's own process by one of these three signals. If the caller takes the

@@ -96,20 +96,20 @@ impl ProgramCall<'_> {
         }
         record.awaits.set(awaits & PROTECTED);
         record.waiting_mask.set(blocks);
-        let made = self.caller().plain(self.row(), self.nr, &args);
+        let result = self.caller().plain(self.row(), self.nr, &args);
         record.awaits.set(0);
-        if how == MaskUse::Awaited && made > 0 && args[1] != 0 {
+        if how == MaskUse::Awaited && result > 0 && args[1] != 0 {
             signals::tell_as_sent(args[1]);
         }
-        end_wait(record, made);
-        made
+        end_wait(record, result);
+        result
     }
 }
 
 /// Ends the mask of a call, unless a pending signal has interrupted the call.
 fn end_wait(record: &GateThread, made: isize) {
-    let interrupted = made == -(libc::EINTR as isize);
-    if !interrupted || record.pending.load(SeqCst) == 0 {
+    let is_interrupted = made == -(libc::EINTR as isize);
+    if !is_interrupted || record.pending.load(SeqCst) == 0 {
         record.waiting_mask.set(None);
     }
 }

@@ -12,7 +12,7 @@ use memfold_os::units::PAGE_SIZE;
 
 /// A function that makes a call of the program, given its number and arguments, and returns the
 /// result.
-pub type MakeCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
+pub type MakeLentCall<'a> = &'a mut dyn FnMut(i64, [usize; 6]) -> isize;
 
 const AGAIN: isize = -(libc::EAGAIN as isize);
 /// All flags that `vmsplice` knows.
@@ -25,7 +25,7 @@ pub fn make(
     nr: usize,
     args: &[usize; 6],
     names: impl FnOnce() -> bool,
-    make: MakeCall,
+    make: MakeLentCall,
 ) -> Option<isize> {
     match nr as i64 {
         libc::SYS_vmsplice => (gives(args) && names()).then(|| copy(args, make)),
@@ -70,7 +70,7 @@ fn lends_pages(fd: usize) -> bool {
 }
 
 /// Polls a pipe for room. The result is above 0 if there is room, or never will be any.
-fn poll(fd: usize, wait: bool, make: MakeCall) -> isize {
+fn poll(fd: usize, wait: bool, make: MakeLentCall) -> isize {
     let mut room = libc::pollfd { fd: fd as i32, events: libc::POLLOUT, revents: 0 };
     let time: isize = if wait { -1 } else { 0 };
     make(libc::SYS_poll, [&raw mut room as usize, 1, time as usize, 0, 0, 0])
@@ -112,7 +112,7 @@ impl SpliceParts {
 
 /// Writes the bytes of the parts as far as there is room, and at least one. Returns the number of
 /// bytes, or an error.
-fn copy(args: &[usize; 6], make: MakeCall) -> isize {
+fn copy(args: &[usize; 6], make: MakeLentCall) -> isize {
     let [fd, parts, count, flags, ..] = *args;
     let waits = flags as u32 & libc::SPLICE_F_NONBLOCK == 0;
     // No more is held than the pipe has room for.
@@ -135,9 +135,9 @@ fn copy(args: &[usize; 6], make: MakeCall) -> isize {
         match copy_by_pages(fd, &parts, waits, make) {
             // The program has set O_NONBLOCK, which `vmsplice` ignores.
             AGAIN if waits => {
-                let waited = poll(fd, true, make);
-                if waited < 0 {
-                    return waited;
+                let result = poll(fd, true, make);
+                if result < 0 {
+                    return result;
                 }
             }
             made => return made,
@@ -146,21 +146,21 @@ fn copy(args: &[usize; 6], make: MakeCall) -> isize {
 }
 
 /// Writes page by page. Only the first write may wait for room.
-fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeCall) -> isize {
-    let mut done = 0;
+fn copy_by_pages(fd: usize, parts: &SpliceParts, waits: bool, make: MakeLentCall) -> isize {
+    let mut count = 0;
     for [start, len] in &parts.parts[..parts.count] {
         for offset in (0..*len).step_by(PAGE_SIZE) {
-            if (done > 0 || !waits) && poll(fd, false, make) <= 0 {
-                return if done > 0 { done } else { AGAIN };
+            if (count > 0 || !waits) && poll(fd, false, make) <= 0 {
+                return if count > 0 { count } else { AGAIN };
             }
             // A pipe takes a page as a whole or not at all.
             let some = PAGE_SIZE.min(len - offset);
-            let made = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
-            if made <= 0 {
-                return if done > 0 { done } else { made };
+            let result = make(libc::SYS_write, [fd, start.wrapping_add(offset), some, 0, 0, 0]);
+            if result <= 0 {
+                return if count > 0 { count } else { result };
             }
-            done += made;
+            count += result;
         }
     }
-    done
+    count
 }

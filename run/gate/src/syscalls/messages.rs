@@ -28,26 +28,26 @@ pub fn in_pieces(
         _ => return None,
     };
     let (messages, count) = (args[1], (args[2] as u32 as usize).min(MESSAGES_MAX));
-    let (mut done, mut flags) = (0, args[3]);
-    while done < count {
-        let some = few(messages.wrapping_add(done * MESSAGE_BYTES), count - done);
-        if done == 0 && some == count {
+    let (mut done_count, mut flags) = (0, args[3]);
+    while done_count < count {
+        let some = few(messages.wrapping_add(done_count * MESSAGE_BYTES), count - done_count);
+        if done_count == 0 && some == count {
             return None;
         }
-        let at = messages.wrapping_add(done * MESSAGE_BYTES);
-        let made = make(&[args[0], at, some, flags, args[4], args[5]]);
-        if made == CALLED_OFF || made < 0 {
-            return Some(if done > 0 { done as isize } else { made });
+        let at = messages.wrapping_add(done_count * MESSAGE_BYTES);
+        let result = make(&[args[0], at, some, flags, args[4], args[5]]);
+        if result == CALLED_OFF || result < 0 {
+            return Some(if done_count > 0 { done_count as isize } else { result });
         }
-        done += made as usize;
-        if (made as usize) < some || receives && is_over(args[4]) {
+        done_count += result as usize;
+        if (result as usize) < some || receives && is_over(args[4]) {
             break;
         }
         if receives && flags as i32 & libc::MSG_WAITFORONE != 0 {
             flags |= libc::MSG_DONTWAIT as usize;
         }
     }
-    Some(done as isize)
+    Some(done_count as isize)
 }
 
 /// Returns the number of messages that have few parts together. It is at least one.

@@ -98,8 +98,8 @@ impl OtherTransfer {
         let (local, remote) = (local.as_ptr() as usize, remote.as_ptr() as usize);
         let args = [self.process as usize, local, 1, remote, 1, 0];
         // SAFETY: both are laid out as an `iovec`, and `to` has room.
-        let read = unsafe { system_call(libc::SYS_process_vm_readv, args) };
-        read == Ok(size_of_val(to) as i64)
+        let result = unsafe { system_call(libc::SYS_process_vm_readv, args) };
+        result == Ok(size_of_val(to) as i64)
     }
 }
 

@@ -48,12 +48,12 @@ pub fn is_own_list(directory: usize, path: usize) -> Option<usize> {
     if len + TO_OWN_LIST.len() > PATH_BYTES {
         return None;
     }
-    let found = status_of(directory, way.as_ptr() as usize)?;
+    let status = status_of(directory, way.as_ptr() as usize)?;
     // Relative to a descriptor the way begins without a slash.
     let rest = if len == 0 { &TO_OWN_LIST[1..] } else { TO_OWN_LIST };
     way[len..len + rest.len()].copy_from_slice(rest);
     let own = status_of(directory, way.as_ptr() as usize)?;
-    are_same(&found, &own).then_some(own.st_ino as usize)
+    are_same(&status, &own).then_some(own.st_ino as usize)
 }
 
 /// The open list of this process's threads.
@@ -101,12 +101,12 @@ impl OwnList {
         let args = [file, text.as_mut_ptr() as usize, text.len(), 0, 0, 0];
         // SAFETY: `text` has room for the bytes that the kernel writes. The descriptor was opened
         // above, and isn't used after it is closed.
-        let read = unsafe {
-            let read = system_call(libc::SYS_pread64, args);
+        let result = unsafe {
+            let result = system_call(libc::SYS_pread64, args);
             let _ = system_call(libc::SYS_close, [file, 0, 0, 0, 0, 0]);
-            read
+            result
         };
-        let text = core::str::from_utf8(&text[..read.ok()? as usize]).ok()?;
+        let text = core::str::from_utf8(&text[..result.ok()? as usize]).ok()?;
         let all = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
         all.split_ascii_whitespace().next_back()?.parse().ok()
     }
@@ -154,9 +154,9 @@ pub fn is_own_memory(fd: usize) -> bool {
     for value in [0x6d65_6d66_6f6c_6431, !0x6d65_6d66_6f6c_6431] {
         // SAFETY: `word` is local, and no other code uses it.
         unsafe { write_volatile(&raw mut word, value) };
-        let mut seen = 0u64;
-        let args = [fd, &raw mut seen as usize, size_of::<u64>(), &raw mut word as usize, 0, 0];
-        // SAFETY: `seen` has room for the bytes that the kernel writes.
+        let mut entry = 0u64;
+        let args = [fd, &raw mut entry as usize, size_of::<u64>(), &raw mut word as usize, 0, 0];
+        // SAFETY: `entry` has room for the bytes that the kernel writes.
         match unsafe { system_call(libc::SYS_pread64, args) } {
             // The file is open for writing only. A write would change the memory of another process
             // if the file is that.
@@ -165,7 +165,7 @@ pub fn is_own_memory(fd: usize) -> bool {
                     && target_of(fd, &mut [0; 64]).is_some_and(|it| it.ends_with(b"/mem"));
             }
             // SAFETY: both are local.
-            Ok(8) if unsafe { read_volatile(&raw const seen) } == value => {}
+            Ok(8) if unsafe { read_volatile(&raw const entry) } == value => {}
             _ => return false,
         }
     }
@@ -190,10 +190,10 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = format!("/proc/{}/mem", child.id());
         let others = [other.as_str(), "/proc/self/status", "/proc/self/maps", "/etc/passwd"];
-        let owned = others.map(|path| is_own(&File::open(path).unwrap()));
+        let answers = others.map(|path| is_own(&File::open(path).unwrap()));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(owned, [false; 4]);
+        assert_eq!(answers, [false; 4]);
     }
 
     #[test]
@@ -209,8 +209,8 @@ mod tests {
         assert_eq!(is_own_list(fd, 0), own);
         assert_eq!(is_own_list(fd, c"".as_ptr() as usize), own);
         let thread = memfold_os::thread::thread_id();
-        let found = own_list(fd).unwrap();
-        assert_eq!((found.number_here(thread), found.innermost(thread)), (thread, Some(thread)));
+        let list = own_list(fd).unwrap();
+        assert_eq!((list.number_here(thread), list.innermost(thread)), (thread, Some(thread)));
         assert!(own_list(open("/proc/self/fd").as_raw_fd() as usize).is_none());
         assert!(own_list(open("/tmp").as_raw_fd() as usize).is_none());
     }

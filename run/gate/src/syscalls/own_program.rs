@@ -45,10 +45,10 @@ pub fn may_name_program(at: usize) -> bool {
 }
 
 fn asked_at(at: usize) -> Option<Whose> {
-    let mut asked = [0u8; ASKED_BYTES];
+    let mut path = [0u8; ASKED_BYTES];
     // Bytes that can't be read stay zeros.
-    let _ = read_bytes(at, &mut asked);
-    whose(&asked, process_id)
+    let _ = read_bytes(at, &mut path);
+    whose(&path, process_id)
 }
 
 /// Returns the path of the program of another process, if this library has loaded it.
@@ -101,8 +101,8 @@ pub fn answer(
     let path = path.to_bytes();
     let path = &path[..path.len().min(room)];
     // SAFETY: the program passed this address for the answer.
-    let written = unsafe { write_bytes(to, path) };
-    written.map_or(-(libc::EFAULT as isize), |()| path.len() as isize)
+    let outcome = unsafe { write_bytes(to, path) };
+    outcome.map_or(-(libc::EFAULT as isize), |()| path.len() as isize)
 }
 
 /// Returns whether a call is about the link itself.

@@ -333,18 +333,18 @@ fn is_limited(ask: AskKernel) -> bool {
 fn has_blocks(fd: usize, ask: AskKernel) -> bool {
     // `struct statfs`: the kind is at byte 0, blocks at 16.
     let mut about = [0u64; 15];
-    let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
+    let result = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
     // These file systems report no blocks if they have no limit.
     let in_memory = [libc::TMPFS_MAGIC as u64, 0x8584_58f6];
-    asked >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
+    result >= 0 && (about[2] > 0 || in_memory.contains(&about[0]))
 }
 
 /// Returns whether a file is one of /proc or sysfs.
 fn is_interface(fd: usize, ask: AskKernel) -> bool {
     let mut about = [0u64; 15];
-    let asked = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
+    let result = ask(libc::SYS_fstatfs as usize, &[fd, &raw mut about as usize, 0, 0, 0, 0]);
     let interfaces = [libc::PROC_SUPER_MAGIC as u64, libc::SYSFS_MAGIC as u64];
-    asked >= 0 && interfaces.contains(&about[0])
+    result >= 0 && interfaces.contains(&about[0])
 }
 
 /// Returns whether a file without a type reports events of at most [`UNIT`] bytes.
@@ -389,11 +389,11 @@ fn is_ip_datagram(fd: usize, ask: AskKernel) -> bool {
 /// Returns whether a file has data to read, and no error or urgent data. A read would consume the
 /// error, and urgent data ends a read.
 fn has_data(fd: usize, ask: AskKernel) -> bool {
-    let wanted = libc::POLLIN | libc::POLLPRI;
-    let mut polled = libc::pollfd { fd: fd as i32, events: wanted, revents: 0 };
-    let at = &raw mut polled as usize;
+    let events = libc::POLLIN | libc::POLLPRI;
+    let mut entry = libc::pollfd { fd: fd as i32, events, revents: 0 };
+    let at = &raw mut entry as usize;
     ask(libc::SYS_poll as usize, &[at, 1, 0, 0, 0, 0]) == 1
-        && polled.revents & (libc::POLLIN | libc::POLLPRI | libc::POLLERR) == libc::POLLIN
+        && entry.revents & (libc::POLLIN | libc::POLLPRI | libc::POLLERR) == libc::POLLIN
 }
 
 impl PieceParts {
@@ -417,10 +417,10 @@ impl PieceParts {
         while n < count && parts.count < PARTS && parts.bytes < most {
             let [start, len] = part_at(at, n, read)?;
             let skip = done.saturating_sub(before).min(len);
-            let left = most - parts.bytes;
-            let is_cut = len - skip > left;
-            let take = if is_cut { (left / UNIT * UNIT).max(UNIT).min(left) } else { len - skip };
-            if is_cut && left < UNIT && parts.count > 0 {
+            let rest = most - parts.bytes;
+            let is_cut = len - skip > rest;
+            let take = if is_cut { (rest / UNIT * UNIT).max(UNIT).min(rest) } else { len - skip };
+            if is_cut && rest < UNIT && parts.count > 0 {
                 break;
             }
             if take > 0 {
@@ -475,13 +475,13 @@ impl CallPieces {
         if end < self.total as isize {
             return None;
         }
-        let made =
+        let result =
             self.pieces(TransferKind::At(end as usize - self.total), read, &mut |_, _| 0, make);
-        let left = self.total - made.max(0) as usize;
-        if left > 0 {
-            seek(-(left as isize));
+        let rest = self.total - result.max(0) as usize;
+        if rest > 0 {
+            seek(-(rest as isize));
         }
-        Some(made)
+        Some(result)
     }
 
     fn pieces(
@@ -491,27 +491,27 @@ impl CallPieces {
         ask: AskKernel,
         make: &mut dyn FnMut(&CallPiece) -> isize,
     ) -> isize {
-        let mut done = 0;
-        while done < self.total {
+        let mut count = 0;
+        while count < self.total {
             let looks = matches!(kind, TransferKind::Receive | TransferKind::Interface);
-            if done > 0 && looks && !has_data(self.args[0], ask) {
+            if count > 0 && looks && !has_data(self.args[0], ask) {
                 break;
             }
-            let most = (self.total - done).min(self.piece);
-            let Some(parts) = PieceParts::of(self.buffers, done, most, read) else {
-                return if done > 0 { done as isize } else { -(libc::EFAULT as isize) };
+            let most = (self.total - count).min(self.piece);
+            let Some(parts) = PieceParts::of(self.buffers, count, most, read) else {
+                return if count > 0 { count as isize } else { -(libc::EFAULT as isize) };
             };
-            let made = self.one(kind, done, &parts, make);
-            if made == CALLED_OFF || (-ERRORS_MAX..0).contains(&made) {
+            let result = self.one(kind, count, &parts, make);
+            if result == CALLED_OFF || (-ERRORS_MAX..0).contains(&result) {
                 // A call that has done something returns how much, and not the error.
-                return if done > 0 { done as isize } else { made };
+                return if count > 0 { count as isize } else { result };
             }
-            done += made as usize;
-            if (made as usize) < parts.bytes || kind == TransferKind::Event {
+            count += result as usize;
+            if (result as usize) < parts.bytes || kind == TransferKind::Event {
                 break;
             }
         }
-        done as isize
+        count as isize
     }
 
     /// Makes the piece that begins at byte `done`, and returns its result.
@@ -523,7 +523,7 @@ impl CallPieces {
         make: &mut dyn FnMut(&CallPiece) -> isize,
     ) -> isize {
         let fd = self.args[0];
-        let named = &parts.parts[..parts.count];
+        let parts_named = &parts.parts[..parts.count];
         let vector = parts.parts.as_ptr() as usize;
         let header = MessageHeader {
             name: 0,
@@ -563,7 +563,14 @@ impl CallPieces {
         };
         let must = matches!(kind, TransferKind::At(_) | TransferKind::Append) && done > 0;
         let sender = if done == 0 { self.sender } else { SenderMemory::default() };
-        make(&CallPiece { nr: nr as usize, args, parts: named, sender, writes: self.writes, must })
+        make(&CallPiece {
+            nr: nr as usize,
+            args,
+            parts: parts_named,
+            sender,
+            writes: self.writes,
+            must,
+        })
     }
 }
 

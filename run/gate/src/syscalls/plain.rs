@@ -47,12 +47,12 @@ impl CallingThread<'_> {
             return -(libc::ENOMEM as isize);
         };
         record.hold.set(hold);
-        let made = make();
+        let result = make();
         record.hold.set(None);
         if let Some(hold) = hold {
             holds.release(hold);
         }
-        made
+        result
     }
 
     /// Calls `make` while the memory that the call names is held, and returns its result.
@@ -67,9 +67,9 @@ impl CallingThread<'_> {
     pub fn plain(&self, row: &CallRow, nr: usize, args: &[usize; 6]) -> isize {
         if let Some(at) = own_program::asks_by(row, args)
             && own_program::may_name_program(args[at])
-            && let Some(made) = self.about_program(row, nr, args, at)
+            && let Some(result) = self.about_program(row, nr, args, at)
         {
-            return made;
+            return result;
         }
         self.shown(row, nr, args)
     }
@@ -96,20 +96,20 @@ impl CallingThread<'_> {
         }
         loop {
             // The kernel sees zeros where memory is hidden.
-            let made = match self.keeper.pages.hides() && seen::names_own_memory(nr, args) {
+            let result = match self.keeper.pages.hides() && seen::names_own_memory(nr, args) {
                 true => -(libc::EIO as isize),
                 false => self.made(row, nr, args),
             };
-            let made = seen::with_own_memory(nr, args, made, |nr, args, seen| {
-                self.in_own_memory(nr, args, seen)
+            let result = seen::with_own_memory(nr, args, result, |nr, args, span| {
+                self.in_own_memory(nr, args, span)
             });
-            if made < 0 {
-                return made;
+            if result < 0 {
+                return result;
             }
-            if let Some(shown) =
-                seen::without_threads(self.keeper.threads, self.record, nr, args, made)
+            if let Some(result_shown) =
+                seen::without_threads(self.keeper.threads, self.record, nr, args, result)
             {
-                return shown;
+                return result_shown;
             }
         }
     }
@@ -156,8 +156,8 @@ impl CallingThread<'_> {
             let mut make = |nr: i64, args: [usize; 6]| {
                 self.plain(rows.look_up(nr as usize), nr as usize, &args)
             };
-            if let Some(made) = lent::make(nr, args, concerns, &mut make) {
-                return made;
+            if let Some(result) = lent::make(nr, args, concerns, &mut make) {
+                return result;
             }
         }
         let pieces = match row.cut {
@@ -189,7 +189,7 @@ impl CallingThread<'_> {
         let mut make = |piece: &CallPiece| {
             let names = |each: &mut dyn FnMut(NamedSpan)| piece.names(each);
             self.under_hold(&names, || {
-                let made = match piece.must {
+                let result = match piece.must {
                     true => raw(piece.nr, &piece.args),
                     // SAFETY: the piece is part of a call that the program makes itself, and names
                     // a part of its memory. What the piece names is held.
@@ -197,7 +197,7 @@ impl CallingThread<'_> {
                 };
                 // The rest of the call's memory isn't held. So the keeper is shown only what the
                 // piece names.
-                checked(holds, row, nr, &piece.args, &names, made)
+                checked(holds, row, nr, &piece.args, &names, result)
             })
         };
         pieces.run(&read_bytes, &mut raw, &mut make)
@@ -210,16 +210,16 @@ impl CallingThread<'_> {
     #[inline(never)]
     fn on_other(&self, nr: usize, args: &[usize; 6]) -> Option<isize> {
         let transfer = OtherTransfer::of(nr, args, &read_bytes)?;
-        let (mut done, mut made) = (0, 0);
-        while done < transfer.total {
-            let piece = transfer.piece(done, self.keeper.holds.piece_bytes(), &read_bytes);
-            made = piece.map_or(-(libc::EFAULT as isize), |piece| self.other(&transfer, piece));
-            if made <= 0 {
+        let (mut count, mut result) = (0, 0);
+        while count < transfer.total {
+            let piece = transfer.piece(count, self.keeper.holds.piece_bytes(), &read_bytes);
+            result = piece.map_or(-(libc::EFAULT as isize), |piece| self.other(&transfer, piece));
+            if result <= 0 {
                 break;
             }
-            done += made as usize;
+            count += result as usize;
         }
-        Some(if done > 0 { done as isize } else { made })
+        Some(if count > 0 { count as isize } else { result })
     }
 
     /// Makes a piece of such a call, and returns its result. It may transfer less than the piece,
@@ -232,16 +232,16 @@ impl CallingThread<'_> {
         };
         self.under_hold(&names, || {
             let bad = -(libc::EFAULT as isize);
-            let tried = if transfer.writes { bad } else { transfer.make(&local, &remote) };
-            if tried != bad {
-                return tried;
+            let result = if transfer.writes { bad } else { transfer.make(&local, &remote) };
+            if result != bad {
+                return result;
             }
-            let read = |at: usize, to: &mut [u64]| transfer.read_words(at, to);
-            let process = OtherProcess { number: transfer.process, read: &read };
-            self.keeper.holds.lent(process, remote.named(), transfer.writes, &mut |held| {
+            let read_words = |at: usize, to: &mut [u64]| transfer.read_words(at, to);
+            let process = OtherProcess { number: transfer.process, read: &read_words };
+            self.keeper.holds.lent(process, remote.named(), transfer.writes, &mut |len| {
                 let mut part = remote;
-                if held > 0 {
-                    part.cut(held);
+                if len > 0 {
+                    part.cut(len);
                 }
                 transfer.make(&local, &part)
             })
@@ -420,9 +420,9 @@ mod tests {
 
     /// Makes a call by a keeper that notes what it is shown, and returns the result and the notes.
     fn made_and_asked(nr: usize, args: &[usize; 6]) -> (isize, Vec<Vec<usize>>) {
-        let asked: &Asked = Box::leak(Box::new(Asked(Mutex::new(Vec::new()))));
+        let requests: &Asked = Box::leak(Box::new(Asked(Mutex::new(Vec::new()))));
         let keeper = Keeper {
-            holds: asked,
+            holds: requests,
             pages: &NotAsked,
             life: &NotAsked,
             children: &NoServer,
@@ -431,9 +431,9 @@ mod tests {
         };
         let record = GateThread::take().unwrap();
         let caller = CallingThread { keeper: &keeper, record, rows: &TABLE };
-        let made = caller.plain(TABLE.look_up(nr), nr, args);
+        let result = caller.plain(TABLE.look_up(nr), nr, args);
         record.give_back();
-        (made, asked.0.lock().unwrap().clone())
+        (result, requests.0.lock().unwrap().clone())
     }
 
     #[test]
@@ -451,9 +451,9 @@ mod tests {
             (libc::SYS_writev, [fd, parts.as_ptr() as usize, 2, 0, 0, 0]),
         ];
         for (nr, args) in calls {
-            let (made, asked) = made_and_asked(nr as usize, &args);
-            assert_eq!(made, -(libc::EFAULT as isize));
-            assert!(asked.len() == 1 && asked[0].contains(&bad), "{asked:x?}");
+            let (result, requests) = made_and_asked(nr as usize, &args);
+            assert_eq!(result, -(libc::EFAULT as isize));
+            assert!(requests.len() == 1 && requests[0].contains(&bad), "{requests:x?}");
         }
     }
 
@@ -479,9 +479,9 @@ mod tests {
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_fcntl, room) }.unwrap();
         let args = [fd, start, 2 * PIECE, 0, 0, 0];
-        let (made, asked) = made_and_asked(libc::SYS_write as usize, &args);
-        assert_eq!(made, PIECE as isize);
-        assert!(asked.len() == 1 && asked[0].contains(&(start + PIECE)), "{asked:x?}");
-        assert!(!asked[0].contains(&start), "{asked:x?}");
+        let (result, requests) = made_and_asked(libc::SYS_write as usize, &args);
+        assert_eq!(result, PIECE as isize);
+        assert!(requests.len() == 1 && requests[0].contains(&(start + PIECE)), "{requests:x?}");
+        assert!(!requests[0].contains(&start), "{requests:x?}");
     }
 }

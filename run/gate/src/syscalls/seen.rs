@@ -60,7 +60,7 @@ pub fn without_threads(
     args: &[usize; 6],
     made: isize,
 ) -> Option<isize> {
-    let told = made as usize;
+    let len = made as usize;
     // Counts the program's threads. It is `None` if the kernel counts no more than those.
     let threads = || {
         let mut own = 0;
@@ -70,15 +70,15 @@ pub fn without_threads(
     // If memory can't be read or written, another thread has changed its mapping meanwhile. Then
     // the result stays as it is.
     match nr as i64 {
-        libc::SYS_read | libc::SYS_pread64 if told >= TEXT_LEAST => {
-            tell_limits(others, args[0], args[1], told);
-            let less = threads().and_then(|threads| shorten(args[0], args[1], told, threads));
+        libc::SYS_read | libc::SYS_pread64 if len >= TEXT_LEAST => {
+            tell_limits(others, args[0], args[1], len);
+            let less = threads().and_then(|threads| shorten(args[0], args[1], len, threads));
             Some(made - less.unwrap_or(0) as isize)
         }
-        libc::SYS_getdents | libc::SYS_getdents64 if told > 0 && threads().is_some() => {
+        libc::SYS_getdents | libc::SYS_getdents64 if len > 0 && threads().is_some() => {
             let name_at = if nr as i64 == libc::SYS_getdents { NAME_AT } else { NAME64_AT };
-            let left = remove(others, args[0], args[1]..args[1] + told, name_at);
-            (left > 0).then_some(left as isize)
+            let rest = remove(others, args[0], args[1]..args[1] + len, name_at);
+            (rest > 0).then_some(rest as isize)
         }
         libc::SYS_stat | libc::SYS_lstat => {
             let whose = (own_files::HERE, args[0]);
@@ -263,43 +263,43 @@ pub fn with_own_memory(
         libc::SYS_write => (libc::SYS_pwrite64 as usize, None),
         _ => return made,
     };
-    let [fd, buffer, wanted, ..] = *args;
-    let mut done = made.max(0) as usize;
+    let [fd, buffer, most, ..] = *args;
+    let mut count = made.max(0) as usize;
     let seek = |to: usize, whence: i32| {
         // SAFETY: the call touches no memory.
         unsafe { system_call(libc::SYS_lseek, [fd, to, whence as usize, 0, 0, 0]) }
     };
-    let failed = made == -(libc::EIO as isize);
-    if !failed && (done == 0 || done >= wanted) {
+    let has_failed = made == -(libc::EIO as isize);
+    if !has_failed && (count == 0 || count >= most) {
         return made;
     }
     // Where the call has stopped.
-    let stopped = match place {
-        Some(at) => Some(at.wrapping_add(done)),
+    let position = match place {
+        Some(at) => Some(at.wrapping_add(count)),
         None => seek(0, libc::SEEK_CUR).ok().map(|at| at as usize),
     };
-    let Some(stopped) = stopped.filter(|at| failed || at.is_multiple_of(PAGE_SIZE)) else {
+    let Some(position) = position.filter(|at| has_failed || at.is_multiple_of(PAGE_SIZE)) else {
         return made;
     };
     if !own_files::is_own_memory(fd) {
         return made;
     }
-    let start = stopped.wrapping_sub(done);
-    while done < wanted {
-        let at = start + done;
-        let len = (wanted - done).min(PIECE_BYTES - at % PAGE_SIZE);
+    let start = position.wrapping_sub(count);
+    while count < most {
+        let at = start + count;
+        let len = (most - count).min(PIECE_BYTES - at % PAGE_SIZE);
         let write = call as i64 == libc::SYS_pwrite64;
         let one =
-            again(call, &[fd, buffer + done, len, at, 0, 0], NamedSpan { start: at, len, write });
+            again(call, &[fd, buffer + count, len, at, 0, 0], NamedSpan { start: at, len, write });
         if one <= 0 {
             break;
         }
-        done += one as usize;
+        count += one as usize;
     }
-    if place.is_none() && done > 0 {
-        let _ = seek(start + done, libc::SEEK_SET);
+    if place.is_none() && count > 0 {
+        let _ = seek(start + count, libc::SEEK_SET);
     }
-    if done > 0 { done as isize } else { made }
+    if count > 0 { count as isize } else { made }
 }
 
 /// Returns whether a call reads or writes the program's own memory by its file.

@@ -46,16 +46,16 @@ pub(super) unsafe fn on_behalf(keeper: &Keeper, what: &mut dyn FnMut()) {
 /// otherwise ends that. Returns whether it succeeded. The parent of a child of `vfork` ends it when
 /// the child ends.
 pub fn keep_home(keeper: &Keeper, record: &GateThread, keep: bool) -> bool {
-    let mut done = false;
+    let mut is_done = false;
     // SAFETY: the closure uses only the keeper, which all threads may use, and locals and the
     // record of the caller, which waits meanwhile. It touches no memory of the program.
     unsafe {
         on_behalf(keeper, &mut || {
-            done = keeper.pages.keep_home(keep);
-            record.traced.set(done && keep);
+            is_done = keeper.pages.keep_home(keep);
+            record.traced.set(is_done && keep);
         });
     }
-    done
+    is_done
 }
 
 /// Stops all eviction for the caller if `keep` is true, and otherwise ends that

@@ -30,30 +30,30 @@ pub fn copy(
     block_all();
     // The value until the call returns. If the errand ends before that, the task has died or still
     // waits, and the copy was made.
-    let made = AtomicIsize::new(1);
+    let child_pid = AtomicIsize::new(1);
     let make = || {
         // SAFETY: the arguments name no stack, so the child continues here on its copy of this
         // stack. It is alone in its memory.
         let result = unsafe { system_call(nr as i64, *args) };
         let result = result.map_or_else(|e| -(e.raw_os_error() as isize), |pid| pid as isize);
-        made.store(result, SeqCst);
+        child_pid.store(result, SeqCst);
     };
     let server = || {
         keeper.children.server().filter(|_| child().is_some() || keeper.children.waits_in_copy())
     };
-    let mut held = || {
+    let mut with_lock = || {
         stop_growth();
         stop(keeper, record);
         record.errand.ask(&|| keeper.children.is_copied());
         // SAFETY: `stop` has returned above, and this is called once for it. In the parent the
         // serving thread runs this. The copy doesn't have that thread.
-        unsafe { resume(keeper, record, made.load(SeqCst), flags) };
+        unsafe { resume(keeper, record, child_pid.load(SeqCst), flags) };
     };
-    let mut held: &mut dyn FnMut() = &mut held;
-    let (mut by, mut called) = (server(), false);
+    let mut with_lock: &mut dyn FnMut() = &mut with_lock;
+    let (mut by, mut is_called) = (server(), false);
     // A task whose calls don't pass the gate may copy the memory while the errand waits for this
     // call. Then the errand ends early and is posted again.
-    while !called {
+    while !is_called {
         let Some(serving) = by else {
             stop_growth();
             if is_retired() {
@@ -67,13 +67,13 @@ pub fn copy(
             make();
             // SAFETY: `stop` has returned above, and this is called once for it. In the copy this
             // runs in its only thread.
-            unsafe { resume(keeper, record, made.load(SeqCst), flags) };
+            unsafe { resume(keeper, record, child_pid.load(SeqCst), flags) };
             break;
         };
-        let is_served = record.errand.post(&raw mut held as usize, &serving, &mut || {
-            called = true;
+        let is_served = record.errand.post(&raw mut with_lock as usize, &serving, &mut || {
+            is_called = true;
             make();
-            if made.load(SeqCst) == 0 {
+            if child_pid.load(SeqCst) == 0 {
                 // SAFETY: the serving thread of the parent has called `stop`. This is the only
                 // thread of the copy, and calls this once for it.
                 unsafe { resume(keeper, record, 0, flags) };
@@ -86,7 +86,7 @@ pub fn copy(
             by = server();
         }
     }
-    made.load(SeqCst)
+    child_pid.load(SeqCst)
 }
 
 /// Keeps the state of gate and keeper unchanged until [`resume`], by holding their locks. The caller
@@ -141,11 +141,11 @@ pub fn begin(record: &GateThread, flags: usize) {
             });
         });
     }
-    let begun = if flags & CLEAR_SIGHAND != 0 { install_protected(record) } else { Ok(()) };
+    let outcome = if flags & CLEAR_SIGHAND != 0 { install_protected(record) } else { Ok(()) };
     if is_retired() {
         return;
     }
-    if let Err(e) = begun.and_then(|()| arm()) {
+    if let Err(e) = outcome.and_then(|()| arm()) {
         // Calls of an unarmed task could name folded memory. A filter that refuses the task this
         // call can't be distinguished from a kernel that lacks it.
         if let Some(keeper) = KEEPER.get() {

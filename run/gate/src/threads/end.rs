@@ -71,11 +71,11 @@ fn last_decides() -> bool {
     const RELEASE_AT: usize = 2 * FIELD_BYTES;
     let mut names = [0u8; 6 * FIELD_BYTES];
     // SAFETY: `names` has room for the six fields that the kernel writes.
-    let asked =
+    let result =
         unsafe { system_call(libc::SYS_uname, [names.as_mut_ptr() as usize, 0, 0, 0, 0, 0]) };
     let digits = names[RELEASE_AT..].iter().take_while(|byte| byte.is_ascii_digit());
     let major = digits.fold(0, |value: u32, digit| value * 10 + u32::from(digit - b'0'));
-    asked.is_ok() && major >= FIRST
+    result.is_ok() && major >= FIRST
 }
 
 /// Returns whether a filter has killed a thread. The kernel lists the process's first thread until
@@ -113,18 +113,18 @@ pub fn all_are_gone() -> bool {
 /// Makes the locks of all threads resident for good, because the process is about to end or to
 /// execute a program. The kernel reads and writes them then. Returns `false` if no thread has any.
 pub fn keep_locks(keeper: &Keeper, record: &GateThread) -> bool {
-    let mut kept = false;
+    let mut is_kept = false;
     record.each_of_process(|each| {
         let head = each.robust.load(SeqCst);
         if has_locks(head) {
-            if !kept {
+            if !is_kept {
                 keep_all(keeper, record, true);
-                kept = true;
+                is_kept = true;
             }
             touch_locks(head);
         }
     });
-    kept
+    is_kept
 }
 
 /// Returns the head of the calling thread's robust list, or 0 if it has none.

@@ -18,7 +18,7 @@ pub fn execute(
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
-    let ignored = record.actions().with(|actions| {
+    let ignored_signals = record.actions().with(|actions| {
         let is = |signal: &i32| {
             bit(*signal) & PROTECTED != 0
                 && actions[*signal as usize]
@@ -26,31 +26,31 @@ pub fn execute(
         };
         (1..=31).filter(is).fold(0, |set, signal| set | bit(signal))
     });
-    let kept = keep_locks(keeper, record);
-    let blocked = record.blocked.get();
+    let is_kept = keep_locks(keeper, record);
+    let mask = record.blocked.get();
     // The program's own mask and ignored signals are in the kernel only while the call is made: what
     // the keeper reads before may be folded, or not be there, and such a fault would end the process.
-    let failed = keeper.life.execute(nr, args, &mut |args| {
-        ignore_really(ignored);
-        if blocked != 0 {
-            set_signals_blocked(context.mask | blocked);
-            hand_over(record, blocked);
+    let result = keeper.life.execute(nr, args, &mut |args| {
+        ignore_really(ignored_signals);
+        if mask != 0 {
+            set_signals_blocked(context.mask | mask);
+            hand_over(record, mask);
         }
         // SAFETY: the program makes this call itself, and what it names is held. The pending word
         // is the record's, which stays mapped.
-        let failed = unsafe { entry::call(nr, args, record.pending.as_ptr()) };
-        if blocked != 0 {
+        let result = unsafe { entry::call(nr, args, record.pending.as_ptr()) };
+        if mask != 0 {
             // A pending signal must stay the only one until it is delivered.
             let waits = record.pending.load(core::sync::atomic::Ordering::SeqCst) != 0;
             set_signals_blocked(if waits { !PROTECTED } else { context.mask });
         }
-        if ignored != 0 {
+        if ignored_signals != 0 {
             let _ = install_protected(record);
         }
-        failed
+        result
     });
-    if kept {
+    if is_kept {
         keep_all(keeper, record, false);
     }
-    failed
+    result
 }

@@ -83,20 +83,20 @@ impl CloneRequest {
         if bytes > PAGE_SIZE {
             return Err(Errno::TOOBIG);
         }
-        let mut read = [0u8; WORDS * 8];
-        let known = bytes.min(read.len());
+        let mut words = [0u8; WORDS * 8];
+        let known = bytes.min(words.len());
         // Words that aren't known here must be 0, as in the kernel.
-        for from in (known..bytes).step_by(read.len()) {
-            let rest = &mut read[..(bytes - from).min(WORDS * 8)];
+        for from in (known..bytes).step_by(words.len()) {
+            let rest = &mut words[..(bytes - from).min(WORDS * 8)];
             read_bytes(at + from, rest).map_err(|_| Errno::FAULT)?;
             if rest.iter().any(|byte| *byte != 0) {
                 return Err(Errno::TOOBIG);
             }
         }
-        read.fill(0);
-        read_bytes(at, &mut read[..known]).map_err(|_| Errno::FAULT)?;
+        words.fill(0);
+        read_bytes(at, &mut words[..known]).map_err(|_| Errno::FAULT)?;
         self.args[1] = known;
-        for (word, bytes) in self.words.iter_mut().zip(read.chunks_exact(8)) {
+        for (word, bytes) in self.words.iter_mut().zip(words.chunks_exact(8)) {
             *word = usize::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| bytes[i]));
         }
         let words = self.words;
@@ -150,38 +150,38 @@ pub fn clone(
     nr: usize,
     args: &[usize; 6],
 ) -> isize {
-    let mut wanted = match CloneRequest::new(nr, args) {
+    let mut request = match CloneRequest::new(nr, args) {
         Ok(wanted) => wanted,
         Err(e) => return -(e.raw_os_error() as isize),
     };
-    if wanted.flags & (VM | VFORK) == VM || wanted.flags & NAMESPACES != 0 {
+    if request.flags & (VM | VFORK) == VM || request.flags & NAMESPACES != 0 {
         keeper.rights.last_chance();
     }
-    if wanted.flags & libc::CLONE_NEWNET as usize != 0 {
+    if request.flags & libc::CLONE_NEWNET as usize != 0 {
         keeper.rights.leaves_network();
     }
-    if let Some(at) = wanted.cleared_at_end() {
+    if let Some(at) = request.cleared_at_end() {
         keeper.pages.never_fold(at, 4);
     }
-    let spans = wanted.spans;
+    let spans = request.spans;
     let names = |each: &mut dyn FnMut(NamedSpan)| spans.into_iter().flatten().for_each(each);
     let Ok(hold) = keeper.holds.hold(&names, record.number.get(), touch) else {
         return -(libc::ENOMEM as isize);
     };
-    let made = if wanted.flags & VM != 0 {
-        spawn(keeper, record, context, &mut wanted)
+    let result = if request.flags & VM != 0 {
+        spawn(keeper, record, context, &mut request)
     } else {
-        wanted.set_stack(0, 0);
-        let made = copy(keeper, record, wanted.nr, &wanted.args, wanted.flags);
-        if made == 0 && wanted.top != 0 {
-            context.regs.rsp = wanted.top as u64;
+        request.set_stack(0, 0);
+        let result = copy(keeper, record, request.nr, &request.args, request.flags);
+        if result == 0 && request.top != 0 {
+            context.regs.rsp = request.top as u64;
         }
-        made
+        result
     };
     if let Some(hold) = hold {
         keeper.holds.release(hold);
     }
-    made
+    result
 }
 
 fn spawn(
@@ -226,8 +226,9 @@ fn spawn(
     wanted.set_stack(start, ((frame - 256) & !15) - start);
     // SAFETY: the arguments are the program's own, except the stack, which is the child slot's. No
     // other code uses it. All signals but the gate's own are blocked.
-    let made = unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
-    if made < 0 || wanted.flags & VFORK != 0 {
+    let result =
+        unsafe { entry::clone(wanted.nr, &wanted.args, first, &raw const *child as usize) };
+    if result < 0 || wanted.flags & VFORK != 0 {
         child.errand.finish();
         // The `execve` of a child of vfork never returned, so its hold still exists.
         if let Some(hold) = child.hold.take() {
@@ -245,7 +246,7 @@ fn spawn(
             patch_awaited();
         }
     }
-    made
+    result
 }
 
 /// Copies the frame of `context` onto the child's stack, and returns the copy's address. In the

@@ -118,9 +118,9 @@ pub const CASES: &[Case] = &[
         vec![me(), l, 2, r, 2, 0]
     }),
     case("process_vm_readv:other", |w| {
-        let here = *b"here";
+        let key = *b"here";
         let l = vector(w, &[b"aaaa"], true);
-        let r = w.put(&words(&[here.as_ptr() as usize, 4]));
+        let r = w.put(&words(&[key.as_ptr() as usize, 4]));
         vec![traced(), l, 1, r, 1, 0]
     })
     .volatile(),

@@ -92,9 +92,9 @@ fn run(case: &Case, place: Place, bad: Option<(usize, Bad)>, folded: bool, dir: 
             out.extend((len as u64).to_le_bytes());
         }
         out.extend(bytes);
-        let done = to.write_all(&out).is_ok();
+        let outcome = to.write_all(&out).is_ok();
         // SAFETY: ends the child.
-        unsafe { libc::_exit(if done { 0 } else { 1 }) };
+        unsafe { libc::_exit(if outcome { 0 } else { 1 }) };
     }
     drop(to);
     let mut out = Vec::new();
@@ -124,30 +124,30 @@ pub fn all(field: &str, cases: &[Case]) {
     let root = std::env::temp_dir().join(format!("memfold-gate-{field}-{}", std::process::id()));
     std::fs::create_dir(&root).unwrap();
     let root = Scratch(root);
-    let (mut wrong, mut dirs) = (Vec::new(), 0);
+    let (mut failures, mut dirs) = (Vec::new(), 0);
     for case in cases {
         if only.as_ref().is_some_and(|only| !case.name.contains(only.as_str())) {
             continue;
         }
-        let before = wrong.len();
+        let before = failures.len();
         for place in [Place::Start, Place::Cross, Place::Last, Place::End] {
             let mut bads = vec![None];
             let mut i = 0;
-            while i < bads.len() && wrong.len() == before {
+            while i < bads.len() && failures.len() == before {
                 let bad = bads[i];
-                let mut both = [false, true].map(|folded| {
+                let mut both = [false, true].map(|is_folded| {
                     dirs += 1;
-                    run(case, place, bad, folded, &root.0.join(dirs.to_string()))
+                    run(case, place, bad, is_folded, &root.0.join(dirs.to_string()))
                 });
                 if i == 0 && place == Place::Start {
                     bads = with_bad(both[0].objects);
                 }
-                wrong.extend(compare(case, place, bad, &mut both));
+                failures.extend(compare(case, place, bad, &mut both));
                 i += 1;
             }
         }
     }
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(failures.is_empty(), "{} wrong:\n{}", failures.len(), failures.join("\n"));
 }
 
 fn with_bad(objects: usize) -> Vec<Option<(usize, Bad)>> {
@@ -161,24 +161,27 @@ fn compare(
     bad: Option<(usize, Bad)>,
     both: &mut [Result; 2],
 ) -> Option<String> {
-    let [plain, folded] = both;
+    let [plain_world, folded_world] = both;
     let what = format!("{} ({place:?}, {bad:?})", case.name);
     if case.any {
-        plain.ret = plain.ret.min(0);
-        folded.ret = folded.ret.min(0);
+        plain_world.ret = plain_world.ret.min(0);
+        folded_world.ret = folded_world.ret.min(0);
     }
-    if plain.ret != folded.ret {
-        return Some(format!("{what}: {} on ordinary memory, {} folded", plain.ret, folded.ret));
+    if plain_world.ret != folded_world.ret {
+        return Some(format!(
+            "{what}: {} on ordinary memory, {} folded",
+            plain_world.ret, folded_world.ret
+        ));
     }
-    if bad.is_none() && case.succeeds == (plain.ret < 0) {
-        return Some(format!("{what}: the case itself gives {}", plain.ret));
+    if bad.is_none() && case.succeeds == (plain_world.ret < 0) {
+        return Some(format!("{what}: the case itself gives {}", plain_world.ret));
     }
-    if !case.volatile && plain.bytes != folded.bytes {
-        let at = plain.bytes.iter().zip(&folded.bytes).position(|(a, b)| a != b);
+    if !case.volatile && plain_world.bytes != folded_world.bytes {
+        let at = plain_world.bytes.iter().zip(&folded_world.bytes).position(|(a, b)| a != b);
         return Some(format!("{what}: bytes differ at {at:#x?}"));
     }
-    if !case.loose && bad.is_none() && !folded.strays.is_empty() {
-        return Some(format!("{what}: spans reach over their objects: {:x?}", folded.strays));
+    if !case.loose && bad.is_none() && !folded_world.strays.is_empty() {
+        return Some(format!("{what}: spans reach over their objects: {:x?}", folded_world.strays));
     }
     None
 }

@@ -84,9 +84,9 @@ impl World {
     pub fn new(place: Place, bad: Option<(usize, Bad)>) -> World {
         let base = base();
         // SAFETY: what is there is the child's copy of the reservation, which nobody uses.
-        let done =
+        let result =
             unsafe { libc::mprotect(base as *mut _, ARENA, libc::PROT_READ | libc::PROT_WRITE) };
-        assert_eq!(done, 0);
+        assert_eq!(result, 0);
         World { next: base, objects: Vec::new(), place, bad, watched: Vec::new(), base }
     }
 
@@ -111,9 +111,9 @@ impl World {
             }
             (None, Place::End) => aligned(end - len),
         };
-        let there = end.saturating_sub(start).min(len);
-        // SAFETY: `there` bytes from `start` lie in the object's pages.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, there) };
+        let room = end.saturating_sub(start).min(len);
+        // SAFETY: `room` bytes from `start` lie in the object's pages.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, room) };
         self.objects.push(Object { start, len, pages: first..end, writable });
         start
     }
@@ -216,7 +216,7 @@ struct Folded<'a> {
 
 impl Folded<'_> {
     fn new(world: &World) -> Folded<'_> {
-        let saved = world.contents();
+        let contents = world.contents();
         let uffd = open();
         for object in &world.objects {
             let (at, len) = (object.pages.start, object.pages.len());
@@ -226,7 +226,13 @@ impl Folded<'_> {
                 assert_eq!(libc::madvise(at as *mut _, len, libc::MADV_DONTNEED), 0);
             }
         }
-        Folded { world, saved, uffd, present: Default::default(), written: Default::default() }
+        Folded {
+            world,
+            saved: contents,
+            uffd,
+            present: Default::default(),
+            written: Default::default(),
+        }
     }
 
     /// The place in `saved` of a page.
@@ -273,8 +279,8 @@ impl Folded<'_> {
     /// Brings what the table names, and nothing else.
     fn bring(&self, nr: usize, args: &[usize; 6]) -> Vec<(usize, usize)> {
         let mut spans: Vec<NamedSpan> = Vec::new();
-        let read = |at: usize, into: &mut [u8]| self.read(at, into);
-        let _ = name(look_up(nr), args, &read, &mut |span| spans.push(span));
+        let read_own = |at: usize, into: &mut [u8]| self.read(at, into);
+        let _ = name(look_up(nr), args, &read_own, &mut |span| spans.push(span));
         // Reading must not help: only spans are held.
         self.present.borrow_mut().clear();
         for object in &self.world.objects {
@@ -288,10 +294,10 @@ impl Folded<'_> {
             for page in (span.start & !(PAGE - 1)..end).step_by(PAGE).take(1 << 16) {
                 let _ = self.touch(page, span.write);
             }
-            let inside = |o: &Object| o.start <= span.start && end <= o.start + o.len;
+            let is_inside = |o: &Object| o.start <= span.start && end <= o.start + o.len;
             if self.world.base <= span.start
                 && span.start < self.world.next
-                && !self.world.objects.iter().any(inside)
+                && !self.world.objects.iter().any(is_inside)
             {
                 strays.push((span.start, span.len));
             }

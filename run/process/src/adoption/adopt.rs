@@ -64,7 +64,7 @@ impl Adoption<'_> {
     pub fn adopt_all(&self, state: &mut ProgramState) {
         let (mut all, mut mergeable): (Vec<Range<usize>>, Vec<Range<usize>>) = Default::default();
         let dump = if self.account.folds_dont_dump() { Some(MemoryMark::DontDump) } else { None };
-        let done = self.account.each_mapping(|area, about| {
+        let outcome = self.account.each_mapping(|area, about| {
             let range = area.start..area.end;
             if !area.is_private_anonymous() || area.end > TOP || overlaps_own(area.start, area.end)
             {
@@ -87,10 +87,10 @@ impl Adoption<'_> {
             }
             Continue(())
         });
-        if done.is_err() && !self.account.is_blind() {
+        if outcome.is_err() && !self.account.is_blind() {
             return;
         }
-        if done.is_err() {
+        if outcome.is_err() {
             diagnostics::warn(format_args!(
                 "warning: A child of fork has no /proc, so memory that it inherited stays uncompressed"
             ));
@@ -130,8 +130,8 @@ impl Adoption<'_> {
         }
         for range in state.marked(MemoryMark::Stack).take() {
             let mut parts = Vec::new();
-            let _ = self.memory.maps().each(range.start, range.end, |found| {
-                parts.push(found.start.max(range.start)..found.end.min(range.end));
+            let _ = self.memory.maps().each(range.start, range.end, |mapping| {
+                parts.push(mapping.start.max(range.start)..mapping.end.min(range.end));
             });
             for part in parts {
                 let own = state.marked(MemoryMark::Own);
@@ -205,10 +205,10 @@ impl Adoption<'_> {
 
     /// Returns the parts of `all` that may be managed and aren't yet.
     fn unmanaged_of(&self, state: &ProgramState, all: Vec<Range<usize>>) -> Vec<Range<usize>> {
-        let unmanaged =
+        let unmanaged_parts =
             |range: &Range<usize>| self.pager.mappings().unmanaged_parts(range.start, range.end);
         let parts = state.unmarked(all);
-        parts.iter().flat_map(unmanaged).map(|(start, end)| start..end).collect()
+        parts.iter().flat_map(unmanaged_parts).map(|(start, end)| start..end).collect()
     }
 
     /// Takes a range under management. Memory that the kernel refuses to register stays unmanaged.
@@ -216,13 +216,14 @@ impl Adoption<'_> {
         self.memory.known().set(&range);
         let mut is_registered = false;
         let register = |is_held: bool| {
-            let done = unless_own(range.start, range.end, || self.memory.register(&range, is_held));
-            is_registered = done.is_ok();
-            done
+            let outcome =
+                unless_own(range.start, range.end, || self.memory.register(&range, is_held));
+            is_registered = outcome.is_ok();
+            outcome
         };
-        let taken =
+        let outcome =
             self.pager.mappings().take(range.clone(), self.memory.pagemap(), bring, register);
-        if taken.is_err() && is_registered {
+        if outcome.is_err() && is_registered {
             self.memory.note_registered();
         }
     }
@@ -395,17 +396,17 @@ mod tests {
     fn memory_mapped_as_a_stack_is_taken_if_no_thread_uses_it() {
         each_paging_alone(|program| {
             let (calls, room) = (Calls(program), Room::new(160));
-            let (used, unused) = (room.pages(0..64), room.pages(80..144));
-            for stack in [&used, &unused] {
+            let (used_pages, spare_pages) = (room.pages(0..64), room.pages(80..144));
+            for stack in [&used_pages, &spare_pages] {
                 assert_eq!(calls.map_with(stack, PLAIN, libc::MAP_STACK), stack.start as isize);
             }
             calls.with_state(|state| {
                 state.marked(MemoryMark::Own).add(room.pages(60..61));
                 Adoption::of(program).adopt_stacks(state);
                 Adoption::of(program).adopt(state, &room.pages(0..160));
-                assert_eq!(state.marked(MemoryMark::Own).within(&used), [used.clone()]);
+                assert_eq!(state.marked(MemoryMark::Own).within(&used_pages), [used_pages.clone()]);
             });
-            assert_eq!(calls.managed(&room.pages(0..160)), [unused]);
+            assert_eq!(calls.managed(&room.pages(0..160)), [spare_pages]);
         });
     }
 

@@ -68,14 +68,15 @@ impl SizeLooks<'_> {
         }
         stats::add(&self.pager.stats().looks, 1);
         let wanted_ns = self.look_at(state, now.1);
-        let weighed = self
+        let weigh_time = self
             .account
             .is_weighed(&state.level, self.memory.is_managing())
             .then(|| self.pager.gauges().idle_due_ns())
             .flatten();
         // A look that found it too early to judge leaves it to a later one.
-        let reported = state.limit_report.due_ns().filter(|at_ns| *at_ns > now.0);
-        let due_ns = [state.level.sharing.due_ns(), weighed, reported].into_iter().flatten().min();
+        let report_time = state.limit_report.due_ns().filter(|at_ns| *at_ns > now.0);
+        let due_ns =
+            [state.level.sharing.due_ns(), weigh_time, report_time].into_iter().flatten().min();
         self.while_it_may(state.level.pace.note(now, wanted_ns, due_ns, has_news))
     }
 
@@ -92,19 +93,19 @@ impl SizeLooks<'_> {
     /// until the next one while the program works, nanoseconds.
     fn look_at(&self, state: &mut ProgramState, worked_ns: u64) -> u64 {
         let is_managing = self.memory.is_managing();
-        let seen = self.account.look(&mut state.level, worked_ns, is_managing);
-        let Some(seen) = seen else { return LOOK_NS };
+        let look = self.account.look(&mut state.level, worked_ns, is_managing);
+        let Some(look) = look else { return LOOK_NS };
         state.mapped_since = 0;
         if state.traced > 0 {
             return LOOK_NS;
         }
-        let SizeLook { before, unmanaged, slower } = seen;
+        let SizeLook { before, unmanaged: unmanaged_bytes, slower } = look;
         let anonymous = state.level.anonymous;
         let max = self.pager.limits().bound_bytes();
         let is_past = self.pager.gauges().excess_bytes() > 0;
         let next = next_look_ns((before, anonymous), max, is_past, slower);
         self.pager.gauges().note_cost();
-        self.account.weigh_slowdown(state, unmanaged, is_managing);
+        self.account.weigh_slowdown(state, unmanaged_bytes, is_managing);
         let begin = if state.is_due { 0 } else { self.account.managed_from_bytes() };
         if !state.threads.is_complete() && anonymous >= begin / START_SHARE {
             self.threads.start(state, self.memory.paging(), anonymous > max);
@@ -117,7 +118,7 @@ impl SizeLooks<'_> {
             self.adoption.adopt_all(state);
         } else if self.memory.is_managing() {
             self.pager.gauges().judge_cost();
-            if unmanaged > max {
+            if unmanaged_bytes > max {
                 self.pager.gauges().past_the_limit();
             }
             self.account.judge_limit(state);

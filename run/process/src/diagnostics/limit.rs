@@ -114,9 +114,11 @@ fn why(
     if processes > 1 {
         let names = stays(pager.stats()).map(|(_, name)| name);
         let sum = |n: usize| member::sum_of(pager.stats(), |stats| stays(stats)[n].0).0;
-        let outside = member::sum_of(pager.stats(), |stats| stats.unmanaged_bytes.load(Relaxed)).0;
-        let outside = [(outside, "can't be managed")].into_iter();
-        let all = outside.chain(names.into_iter().enumerate().map(|(n, name)| (sum(n), name)));
+        let outside_bytes =
+            member::sum_of(pager.stats(), |stats| stats.unmanaged_bytes.load(Relaxed)).0;
+        let outside_bytes = [(outside_bytes, "can't be managed")].into_iter();
+        let all =
+            outside_bytes.chain(names.into_iter().enumerate().map(|(n, name)| (sum(n), name)));
         list(text, format_args!("In all {processes} processes"), all)?;
     }
     list(text, format_args!("In process {}", member::number()), causes(pager, smaps).into_iter())?;
@@ -126,8 +128,8 @@ fn why(
         [(reach.slotless, "is in processes without an engine")].into_iter(),
     )?;
     let of = |stats: &Stats| stats.pool_bytes.load(Relaxed) + stats.index_bytes.load(Relaxed);
-    let stored = member::sum_of(pager.stats(), of).0;
-    write!(text, " Folded memory takes {}.", Size(stored))?;
+    let stored_bytes = member::sum_of(pager.stats(), of).0;
+    write!(text, " Folded memory takes {}.", Size(stored_bytes))?;
     write!(text, " The least limit that can be kept now is {}", Size(reach.least))?;
     text.write_str("; --summary prints the least for the whole run.")?;
     match pager.has_swap() {
@@ -197,8 +199,8 @@ fn causes(pager: &Pager, smaps: &Smaps) -> Vec<(u64, &'static str)> {
         }
         Continue(())
     });
-    let flagged = CAUSES.iter().map(|(_, name)| *name).chain(NAMES);
-    stays(pager.stats()).into_iter().chain(sums.into_iter().zip(flagged)).collect()
+    let causes = CAUSES.iter().map(|(_, name)| *name).chain(NAMES);
+    stays(pager.stats()).into_iter().chain(sums.into_iter().zip(causes)).collect()
 }
 
 fn cause(area: &Vma, about: &SmapsDetails) -> usize {

@@ -80,7 +80,7 @@ fn kept() -> Option<&'static KeptVariables> {
 
 /// Returns the path of the library, if children are given it.
 pub fn library_path() -> Option<&'static CStr> {
-    kept().map(|kept| &*kept.library)
+    kept().map(|variables| &*variables.library)
 }
 
 /// Returns the paths in a value of `LD_PRELOAD`.
@@ -111,8 +111,8 @@ pub fn take(stack: &InitialStack, may_hide: bool) {
     let Some(library) = library_in(value) else { return };
     let Ok(path) = CString::new(library) else { return };
     let request_kept = without_link(texts[request]).into();
-    let kept = KeptVariables { library: path.into_boxed_c_str(), request: request_kept };
-    KEPT.store(Box::into_raw(Box::new(kept)), SeqCst);
+    let variables = KeptVariables { library: path.into_boxed_c_str(), request: request_kept };
+    KEPT.store(Box::into_raw(Box::new(variables)), SeqCst);
     // Everything that the program would see without memfold must also be there as an entry of its
     // own.
     let others = &value[value.len().min(library.len() + 1)..];
@@ -136,7 +136,7 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
     // thread uses them. If a constructor of another library has changed the environment, libc's
     // array is another one, which also ends in a null word.
     unsafe {
-        let gone = hidden.map(|n| *all.add(n));
+        let hidden_words = hidden.map(|n| *all.add(n));
         let shift = |all: *mut *mut c_char| {
             let mut to = 0;
             for from in 0.. {
@@ -144,7 +144,7 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
                 if word.is_null() {
                     return to;
                 }
-                if !gone.contains(&word) {
+                if !hidden_words.contains(&word) {
                     *all.add(to) = word;
                     to += 1;
                 }
@@ -153,15 +153,15 @@ unsafe fn hide(all: *mut *mut c_char, count: usize, hidden: [usize; 2]) {
         };
         let of_libc = environment_of_libc();
         let theirs = if of_libc.is_null() { all } else { *of_libc };
-        let left = shift(all);
-        if left + 2 == count {
-            *all.add(left) = core::ptr::null_mut();
-            *all.add(left + 1) = AT_IGNORE as *mut c_char;
+        let count_left = shift(all);
+        if count_left + 2 == count {
+            *all.add(count_left) = core::ptr::null_mut();
+            *all.add(count_left + 1) = AT_IGNORE as *mut c_char;
             *all.add(count) = core::ptr::null_mut();
         }
         if theirs != all && !theirs.is_null() {
-            let left = shift(theirs);
-            *theirs.add(left) = core::ptr::null_mut();
+            let count_left = shift(theirs);
+            *theirs.add(count_left) = core::ptr::null_mut();
         }
     }
 }
@@ -408,14 +408,14 @@ mod tests {
     }
 
     fn passed(texts: &[&str], adds: bool) -> Vec<String> {
-        let (given, mut seen) = (Given::new(texts), None);
-        let passed = if adds { PassedOn::Variables } else { PassedOn::Nothing };
-        let result = with_kept(&kept_here(), given.at(), passed, &mut |at| {
-            seen = Some(entries(at));
+        let (environment, mut all) = (Given::new(texts), None);
+        let variables = if adds { PassedOn::Variables } else { PassedOn::Nothing };
+        let result = with_kept(&kept_here(), environment.at(), variables, &mut |at| {
+            all = Some(entries(at));
             -7
         });
         assert_eq!(result, -7);
-        seen.expect("the call is made")
+        all.expect("the call is made")
     }
 
     const REQUEST: &str = "MEMFOLD_RUN=limit=5";
@@ -450,12 +450,12 @@ mod tests {
 
     #[test]
     fn executed_program_may_have_no_environment_at_all() {
-        let mut seen = Vec::new();
+        let mut all = Vec::new();
         with_kept(&kept_here(), 0, PassedOn::Variables, &mut |at| {
-            seen = entries(at);
+            all = entries(at);
             0
         });
-        assert_eq!(seen, [&load(""), REQUEST]);
+        assert_eq!(all, [&load(""), REQUEST]);
     }
 
     #[test]
@@ -472,31 +472,31 @@ mod tests {
     /// A program that reads `/proc/self/environ` may pass on what it found there.
     #[test]
     fn own_variables_are_passed_on_once() {
-        let shown = load(":/a.so");
-        let passed_on = passed(&["A=1", &shown, "MEMFOLD_RUN=limit=7"], true);
+        let load_entry = load(":/a.so");
+        let passed_on = passed(&["A=1", &load_entry, "MEMFOLD_RUN=limit=7"], true);
         assert_eq!(passed_on, ["A=1", "LD_PRELOAD=/a.so", &load(":/a.so"), REQUEST]);
-        let alone = load("");
-        assert_eq!(passed(&[&alone, "A=1", REQUEST], true), ["A=1", &load(""), REQUEST]);
+        let load_entry = load("");
+        assert_eq!(passed(&[&load_entry, "A=1", REQUEST], true), ["A=1", &load(""), REQUEST]);
     }
 
     #[test]
     fn program_without_memfold_gets_none_of_its_variables() {
-        let shown = load(":/a.so");
-        assert_eq!(passed(&["A=1", &shown, REQUEST], false), ["A=1", "LD_PRELOAD=/a.so"]);
+        let load_entry = load(":/a.so");
+        assert_eq!(passed(&["A=1", &load_entry, REQUEST], false), ["A=1", "LD_PRELOAD=/a.so"]);
         assert_eq!(passed(&["A=1", "LD_PRELOAD=/a.so"], false), ["A=1", "LD_PRELOAD=/a.so"]);
     }
 
     #[test]
     fn program_that_switches_memfold_off_keeps_its_environment() {
-        let given = ["MEMFOLD_DISABLE=1", "A=1"];
-        assert_eq!(passed(&given, true), given);
+        let texts = ["MEMFOLD_DISABLE=1", "A=1"];
+        assert_eq!(passed(&texts, true), texts);
         assert_eq!(passed(&["MEMFOLD_DISABLE=10"], true).len(), 3);
     }
 
     #[test]
     fn similar_names_are_the_programs() {
-        let given = ["MEMFOLD_RUNS=1", "XLD_PRELOAD=/a.so", "LD_PRELOADED=1", "MEMFOLD_RUN"];
-        assert_eq!(passed(&given, true)[..4], given);
+        let texts_given = ["MEMFOLD_RUNS=1", "XLD_PRELOAD=/a.so", "LD_PRELOADED=1", "MEMFOLD_RUN"];
+        assert_eq!(passed(&texts_given, true)[..4], texts_given);
     }
 
     #[test]
@@ -505,9 +505,9 @@ mod tests {
         {
             let texts: Vec<String> = (0..count).map(|n| format!("V{n}={n}")).collect();
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            let got = passed(&texts, true);
-            assert_eq!(got[..count], texts, "{count}");
-            assert_eq!(got.len(), if is_passed_on { count + 2 } else { count });
+            let texts_passed = passed(&texts, true);
+            assert_eq!(texts_passed[..count], texts, "{count}");
+            assert_eq!(texts_passed.len(), if is_passed_on { count + 2 } else { count });
         }
     }
 
@@ -523,9 +523,9 @@ mod tests {
     /// The array is like the kernel's: entries, a null word, the auxiliary vector.
     #[test]
     fn hidden_entries_leave_a_whole_array_and_a_whole_vector() {
-        let shown = load("");
-        let given = Given::new(&["A=1", &shown, "B=2", REQUEST]);
-        let mut words: Vec<usize> = given.words.clone();
+        let load_entry = load("");
+        let environment = Given::new(&["A=1", &load_entry, "B=2", REQUEST]);
+        let mut words: Vec<usize> = environment.words.clone();
         words.extend([6, 4096, 0, 0]);
         // SAFETY: the array belongs to the test, has four entries and a vector behind them, and
         // only this thread uses it. libc's array is another one.

@@ -8,7 +8,7 @@
 //! linker of the new program will make anyway: open, stat, read, close. A static program has none,
 //! so `access` is added for it.
 use crate::execution::environment::{self, PassedOn};
-use crate::execution::way::{self, PATH_BYTES, ScriptWords, Way, open, replace};
+use crate::execution::method::{self, ExecMethod, PATH_BYTES, ScriptWords, open, replace};
 use crate::limits;
 use core::ffi::CStr;
 use memfold_gate::read_bytes;
@@ -86,44 +86,44 @@ pub fn execute(nr: usize, args: &[usize; 6], make: &mut dyn FnMut(&[usize; 6]) -
         call.args[usize::from(by_fd)] = path.as_ptr() as usize;
         replace(&mut program, path.to_bytes());
     }
-    let way = way::of(from, &mut program, &mut script);
-    let failed = match way {
-        Way::Loaded => load(&call, library, &name, &program, &script, make),
+    let method = method::of(from, &mut program, &mut script);
+    let result = match method {
+        ExecMethod::Loaded => load(&call, library, &name, &program, &script, make),
         _ => None,
     };
-    let failed = failed.unwrap_or_else(|| execute_itself(&call, way, &program, make));
+    let result = result.unwrap_or_else(|| execute_itself(&call, method, &program, make));
     if is_limited {
         limits::take_back();
     }
-    failed
+    result
 }
 
 /// Executes the program itself.
 fn execute_itself(
     call: &ExecCall,
-    way: Way,
+    method: ExecMethod,
     program: &[u8; PATH_BYTES],
     make: &mut dyn FnMut(&[usize; 6]) -> isize,
 ) -> isize {
-    let why = match way {
-        Way::Linked => None,
-        Way::Loaded => Some("memfold's variables don't fit into its environment"),
-        Way::Unmanaged(why) | Way::PassesOn(why) => Some(why),
+    let why = match method {
+        ExecMethod::Linked => None,
+        ExecMethod::Loaded => Some("memfold's variables don't fit into its environment"),
+        ExecMethod::Unmanaged(why) | ExecMethod::PassesOn(why) => Some(why),
     };
-    let noted = why.map(|why| member::note_unmanaged(&about(program, why)));
-    let adds = matches!(way, Way::Linked | Way::PassesOn(_));
-    let passed = if adds { PassedOn::Variables } else { PassedOn::Nothing };
+    let note = why.map(|why| member::note_unmanaged(&about(program, why)));
+    let adds = matches!(method, ExecMethod::Linked | ExecMethod::PassesOn(_));
+    let variables = if adds { PassedOn::Variables } else { PassedOn::Nothing };
     let environment = call.args[call.arguments_at() + 1];
     let mut with = |environment: usize| make(&call.with(environment));
-    let mut failed = environment::with(environment, passed, &mut with);
-    if adds && failed == -(libc::E2BIG as isize) {
+    let mut result = environment::with(environment, variables, &mut with);
+    if adds && result == -(libc::E2BIG as isize) {
         // There may be room for the program's own environment.
-        failed = make(&call.args);
+        result = make(&call.args);
     }
-    if let Some(noted) = noted {
-        member::forget_unmanaged(noted);
+    if let Some(note) = note {
+        member::forget_unmanaged(note);
     }
-    failed
+    result
 }
 
 /// Executes the library, which loads the program. Returns `None` if that can't be tried, or the
@@ -144,20 +144,20 @@ fn load(
         true => None,
         false => Some(open_for_library(call.from, CStr::from_bytes_until_nul(program).ok()?)?),
     };
-    let mut shown = EntryText::new();
+    let mut text_shown = EntryText::new();
     if call.is_open || !has_path {
-        shown.add_of_descriptor(call, name);
+        text_shown.add_of_descriptor(call, name);
     } else {
-        shown.add(name);
+        text_shown.add(name);
     }
     let mut text = EntryText::new();
     text.add(VARIABLE.as_bytes());
     text.add(b"=");
     let descriptor = file.as_ref().map(|file| file.as_raw_fd() as u32);
-    LoadedProgram { path, name: shown.text()?, descriptor }.write(&mut |part| text.add(part));
+    LoadedProgram { path, name: text_shown.text()?, descriptor }.write(&mut |part| text.add(part));
     text.add(b"\0");
-    shown.add(b"\0");
-    let script_name = shown.text()?.as_ptr() as usize;
+    text_shown.add(b"\0");
+    let script_name = text_shown.text()?.as_ptr() as usize;
     let mut words = [0usize; SCRIPT_ARGUMENTS_MAX + 16];
     let mut arguments = call.args[call.arguments_at()];
     if !script.is_empty() {
@@ -171,8 +171,8 @@ fn load(
     }
     let environment = call.args[call.arguments_at() + 1];
     let mut with = |environment: usize| make(&call.of_library(library, arguments, environment));
-    let failed = environment::with(environment, PassedOn::Program(text.text()?), &mut with);
-    (failed != -(libc::E2BIG as isize)).then_some(failed)
+    let result = environment::with(environment, PassedOn::Program(text.text()?), &mut with);
+    (result != -(libc::E2BIG as isize)).then_some(result)
 }
 
 /// Copies the addresses of all arguments but the first, and the null word behind them. Returns
@@ -247,8 +247,8 @@ fn about(name: &[u8; PATH_BYTES], why: &str) -> [u8; UNMANAGED_BYTES_MAX] {
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let parts = name.iter().chain(b": ").chain(why.as_bytes());
     // A long name is cut off at the front, because its end says more.
-    let skipped = (name.len() + 2 + why.len()).saturating_sub(text.len());
-    text.iter_mut().zip(parts.skip(skipped)).for_each(|(to, from)| *to = *from);
+    let start = (name.len() + 2 + why.len()).saturating_sub(text.len());
+    text.iter_mut().zip(parts.skip(start)).for_each(|(to, from)| *to = *from);
     text
 }
 
@@ -285,8 +285,8 @@ mod tests {
         };
         assert_eq!(text("/bin/busybox"), format!("/bin/busybox: {WHY}"));
         let long = format!("/{}/end", "x".repeat(500));
-        let told = text(&long);
-        assert_eq!(told.len(), UNMANAGED_BYTES_MAX);
-        assert!(told.ends_with(&format!("x/end: {WHY}")));
+        let note = text(&long);
+        assert_eq!(note.len(), UNMANAGED_BYTES_MAX);
+        assert!(note.ends_with(&format!("x/end: {WHY}")));
     }
 }

@@ -1,4 +1,4 @@
 //! The programs that the program executes, and the environment that they are given.
 pub mod environment;
-pub mod way;
+pub mod method;
 pub mod executes;

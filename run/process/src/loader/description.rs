@@ -31,8 +31,8 @@ const SAME_FILE: u32 = u32::MAX;
 /// is the end of the part of the environment that is the program's. Kernels without
 /// `PR_SET_MM_MAP` (CONFIG_CHECKPOINT_RESTORE), and some before 5.15, go on showing this library.
 pub fn give(stack: &InitialStack, image: &ProgramImage, bias: usize, environment_end: usize) {
-    let moved = |at: usize| at.wrapping_add(bias) as u64;
-    let end_in_file = |segment: &Segment| moved(segment.at + segment.file_bytes);
+    let address = |at: usize| at.wrapping_add(bias) as u64;
+    let end_in_file = |segment: &Segment| address(segment.at + segment.file_bytes);
     let code = || image.segments().iter().filter(|each| each.access.contains(ProtFlags::EXEC));
     let data = image.segments().iter().rfind(|each| each.access.contains(ProtFlags::WRITE));
     let (Some(first), Some(last)) = (code().next(), code().next_back()) else { return };
@@ -44,9 +44,9 @@ pub fn give(stack: &InitialStack, image: &ProgramImage, bias: usize, environment
     let argument_start = stack.arguments().map(start_of).next().unwrap_or(environment_start);
     let pairs = stack.vector_pairs();
     let map = MemoryMap {
-        start_code: moved(first.at),
+        start_code: address(first.at),
         end_code: end_in_file(last),
-        start_data: moved(data.at),
+        start_data: address(data.at),
         end_data: end_in_file(data),
         start_brk: brk as u64,
         brk: brk as u64,

@@ -97,12 +97,12 @@ unsafe fn place(segment: &Segment, bias: usize, file: BorrowedFd<'_>) -> Result<
 /// Makes the relocated part of this library read-only, as a dynamic linker does.
 pub fn protect_own_relocations() {
     let Some(segments) = memfold_gate::image::segments() else { return };
-    let relocated = segments.iter().find(|each| each.p_type == elf::abi::PT_GNU_RELRO);
-    let Some(relocated) = relocated else { return };
-    let start = memfold_gate::image::start() + relocated.p_vaddr as usize;
-    let end = (start + relocated.p_memsz as usize) & !(PAGE_SIZE - 1);
-    let (start, read) = (start & !(PAGE_SIZE - 1), rustix::mm::MprotectFlags::READ);
+    let relro = segments.iter().find(|each| each.p_type == elf::abi::PT_GNU_RELRO);
+    let Some(relro) = relro else { return };
+    let start = memfold_gate::image::start() + relro.p_vaddr as usize;
+    let end = (start + relro.p_memsz as usize) & !(PAGE_SIZE - 1);
+    let (start, access) = (start & !(PAGE_SIZE - 1), rustix::mm::MprotectFlags::READ);
     // SAFETY: the linker keeps apart from it what is written to after relocation. A failure leaves
     // it writable, which is harmless.
-    let _ = unsafe { rustix::mm::mprotect((start as *mut u8).cast(), end - start, read) };
+    let _ = unsafe { rustix::mm::mprotect((start as *mut u8).cast(), end - start, access) };
 }

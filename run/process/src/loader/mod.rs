@@ -32,7 +32,7 @@ use rustix::fs::{CWD, Mode, OFlags, open, readlinkat_raw};
 use rustix::mm::{MprotectFlags, mprotect};
 
 /// Why a program can't be loaded.
-pub enum LoadError {
+pub enum ProgramLoadError {
     /// This library was executed by hand.
     NoProgram,
     /// The program's name, and the reason.
@@ -40,27 +40,27 @@ pub enum LoadError {
     Failed(&'static [u8], &'static str, Errno),
 }
 
-impl LoadError {
+impl ProgramLoadError {
     /// Ends the process with a message.
     pub fn end(self) -> ! {
         match self {
-            LoadError::NoProgram => {
+            ProgramLoadError::NoProgram => {
                 die(format_args!("This file is a library. memfold run loads it into programs"))
             }
-            LoadError::Unsuitable(name, why) => {
-                die(format_args!("{}: Loading it failed: {why}", Shown(name)))
+            ProgramLoadError::Unsuitable(name, why) => {
+                die(format_args!("{}: Loading it failed: {why}", ShownName(name)))
             }
-            LoadError::Failed(name, what, e) => {
-                die(format_args!("{}: {what} failed: {e}", Shown(name)))
+            ProgramLoadError::Failed(name, what, e) => {
+                die(format_args!("{}: {what} failed: {e}", ShownName(name)))
             }
         }
     }
 }
 
 /// Displays a name, which may have any bytes.
-struct Shown(&'static [u8]);
+struct ShownName(&'static [u8]);
 
-impl fmt::Display for Shown {
+impl fmt::Display for ShownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid()))
     }
@@ -71,32 +71,32 @@ impl fmt::Display for Shown {
 ///
 /// # Errors
 /// Why it can't be loaded. Nothing of it runs then.
-pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
-    let variable = stack.take(VARIABLE.as_bytes()).ok_or(LoadError::NoProgram)?;
+pub fn load(stack: &InitialStack) -> Result<usize, ProgramLoadError> {
+    let variable = stack.take(VARIABLE.as_bytes()).ok_or(ProgramLoadError::NoProgram)?;
     let text = &variable[VARIABLE.len() + 1..variable.len() - 1];
-    let program = LoadedProgram::parse(text).ok_or(LoadError::NoProgram)?;
-    let unsuitable = |why| LoadError::Unsuitable(program.name, why);
-    let failed = |what| move |errno| LoadError::Failed(program.name, what, errno);
-    let file = open_program(&program).map_err(failed("opening it"))?;
-    let image = ProgramImage::read(&file).map_err(unsuitable)?;
+    let program = LoadedProgram::parse(text).ok_or(ProgramLoadError::NoProgram)?;
+    let refusal = |why| ProgramLoadError::Unsuitable(program.name, why);
+    let failure = |what| move |errno| ProgramLoadError::Failed(program.name, what, errno);
+    let file = open_program(&program).map_err(failure("opening it"))?;
+    let image = ProgramImage::read(&file).map_err(refusal)?;
     let mut path = [0u8; PATH_BYTES];
-    let linker = match image.read_interpreter(&file, &mut path).map_err(unsuitable)? {
+    let linker = match image.read_interpreter(&file, &mut path).map_err(refusal)? {
         true => {
             let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
             let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-            let file = file.map_err(failed("opening its interpreter"))?;
-            let image = ProgramImage::read(&file).map_err(unsuitable)?;
+            let file = file.map_err(failure("opening its interpreter"))?;
+            let image = ProgramImage::read(&file).map_err(refusal)?;
             Some((file, image))
         }
         false => None,
     };
-    let bias = map(&image, &file).map_err(failed("mapping it at its addresses"))?;
+    let bias = map(&image, &file).map_err(failure("mapping it at its addresses"))?;
     let at = |pages: Range<usize>, bias: usize| {
         pages.start.wrapping_add(bias)..pages.end.wrapping_add(bias)
     };
     let linker = match linker {
         Some((file, image)) => {
-            let bias = map(&image, &file).map_err(failed("mapping its interpreter"))?;
+            let bias = map(&image, &file).map_err(failure("mapping its interpreter"))?;
             Some((at(image.pages(), bias), image.entry.wrapping_add(bias)))
         }
         None => None,
@@ -114,7 +114,7 @@ pub fn load(stack: &InitialStack) -> Result<usize, LoadError> {
         (libc::AT_EXECFN, program.name.as_ptr() as usize),
     ];
     if image.has_executable_stack {
-        make_executable(stack).map_err(failed("making the stack executable"))?;
+        make_executable(stack).map_err(failure("making the stack executable"))?;
     }
     values.iter().for_each(|(kind, value)| stack.set_auxiliary(*kind, *value));
     description::give(stack, &image, bias, variable.as_ptr() as usize);

@@ -57,10 +57,10 @@ pub type MakeAdvice<'a> = &'a mut (dyn FnMut() -> isize + Send);
 /// Makes an `madvise` of the engine. Returns 0, or the negative error number.
 fn raw(range: &Range<usize>, advice: i32) -> isize {
     // SAFETY: the program has asked for this advice, so it expects its effect on the range.
-    let done = unsafe {
+    let result = unsafe {
         system_call(libc::SYS_madvise, [range.start, range.len(), advice as usize, 0, 0, 0])
     };
-    done.map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
+    result.map_or_else(|e| -(e.raw_os_error() as isize), |_| 0)
 }
 
 /// Returns whether the contents of the mapped parts of a range are gone. ENOMEM means that some
@@ -114,13 +114,13 @@ impl AdviceCalls<'_> {
             return make();
         }
         let child = child();
-        let mut made = None;
-        let mut note = || *made.insert(make());
-        let served =
+        let mut raw_result = None;
+        let mut note = || *raw_result.insert(make());
+        let outcome =
             self.threads.try_on_behalf(|| self.advise_locked(range, advice, &mut note, child));
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
-        let Some(advised) = served else { return made.unwrap_or_else(make) };
-        match advised {
+        let Some(outcome) = outcome else { return raw_result.unwrap_or_else(make) };
+        match outcome {
             Ok((result, held)) => {
                 if !held.is_empty() {
                     HeapLoan::new(self.threads, held).iter().for_each(write_zeros);
@@ -257,15 +257,15 @@ impl AdviceCalls<'_> {
         let none = [process, ranges, 0, advice as usize, flags, 0];
         // The kernel refuses advice to another process even if there are no ranges. SAFETY: the
         // call names no range, so it changes nothing.
-        let refused = || unsafe { system_call(libc::SYS_process_madvise, none) }.is_err();
-        if for_others.contains(&advice) || count > libc::UIO_MAXIOV as usize || refused() {
+        let is_refused = || unsafe { system_call(libc::SYS_process_madvise, none) }.is_err();
+        if for_others.contains(&advice) || count > libc::UIO_MAXIOV as usize || is_refused() {
             return make(args);
         }
-        let mut done = 0;
+        let mut done_bytes = 0;
         for n in 0..count {
             let mut range = [0u8; 16];
             if read_bytes(ranges + n * 16, &mut range).is_err() {
-                return if done > 0 { done } else { -(libc::EFAULT as isize) };
+                return if done_bytes > 0 { done_bytes } else { -(libc::EFAULT as isize) };
             }
             let word =
                 |at: usize| usize::from_ne_bytes(core::array::from_fn(|byte| range[at * 8 + byte]));
@@ -279,11 +279,11 @@ impl AdviceCalls<'_> {
             };
             let result = self.advise(start, len, advice, &mut one);
             if failed(result) {
-                return if done > 0 { done } else { result };
+                return if done_bytes > 0 { done_bytes } else { result };
             }
-            done += len as isize;
+            done_bytes += len as isize;
         }
-        done
+        done_bytes
     }
 
     /// Drops the contents of a range. Returns the result, and the held ranges that are to be
@@ -299,12 +299,12 @@ impl AdviceCalls<'_> {
         if managed.is_empty() {
             return (make(), Vec::new());
         }
-        let leaving = self.pager.holds().mark_leaving(once(range.clone()));
-        let mut held = RangeSet::default();
+        let departure = self.pager.holds().mark_leaving(once(range.clone()));
+        let mut held_ranges = RangeSet::default();
         for part in &managed {
-            leaving.each_held(part.clone(), |part| held.add(part));
+            departure.each_held(part.clone(), |part| held_ranges.add(part));
         }
-        let held = held.within(range);
+        let held_ranges = held_ranges.within(range);
         let frees = advice == libc::MADV_FREE;
         // MADV_FREE may leave pages where they are, and the engine would no longer own them.
         let drop_all = |parts: &[Range<usize>]| {
@@ -330,29 +330,29 @@ impl AdviceCalls<'_> {
                 return result;
             }
             // There are too many mappings to hide it, so zeros are written instead.
-            let inside = self.managed_within(&managed, part);
-            without(part, &inside).iter().for_each(|rest| {
+            let managed_parts = self.managed_within(&managed, part);
+            without(part, &managed_parts).iter().for_each(|rest| {
                 raw(rest, advice);
             });
-            zeros.extend(inside.into_iter().filter(|_| !frees));
+            zeros.extend(managed_parts.into_iter().filter(|_| !frees));
             0
         };
-        if held.is_empty() {
+        if held_ranges.is_empty() {
             return (self.each_done(range, advice, make, &mut drop_part), zeros);
         }
         let (mut result, mut held_zeros) = (0, Vec::new());
-        for part in pieces(range, &held) {
-            if held.contains(&part) {
+        for part in pieces(range, &held_ranges) {
+            if held_ranges.contains(&part) {
                 if !frees {
                     held_zeros.push(part);
                 }
                 continue;
             }
-            let done = self.each_done(&part, advice, &mut || raw(&part, advice), &mut drop_part);
-            if failed(done) {
-                result = done;
+            let outcome = self.each_done(&part, advice, &mut || raw(&part, advice), &mut drop_part);
+            if failed(outcome) {
+                result = outcome;
             }
-            if !is_gone(done) {
+            if !is_gone(outcome) {
                 break;
             }
         }
@@ -417,9 +417,9 @@ impl AdviceCalls<'_> {
         for part in parts.iter() {
             let is_managed = managed.contains(part);
             // Pages that can't be touched are left to the kernel, which returns the reason.
-            let refused = |page: &usize| !is_managed || touch(*page, writes).is_err();
+            let is_refused = |page: &usize| !is_managed || touch(*page, writes).is_err();
             let step = if is_managed { PAGE_SIZE } else { part.len() };
-            for at in part.clone().step_by(step).filter(refused) {
+            for at in part.clone().step_by(step).filter(is_refused) {
                 let result = raw(&(at..at + step), advice);
                 if failed(result) {
                     return result;

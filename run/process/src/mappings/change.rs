@@ -44,8 +44,8 @@ fn segment_bytes(id: usize) -> usize {
     let mut about: libc::shmid_ds = unsafe { core::mem::zeroed() };
     let args = [id, libc::IPC_STAT as usize, &raw mut about as usize, 0, 0, 0];
     // SAFETY: the kernel writes one `shmid_ds` to `about`, which has that type.
-    let asked = unsafe { system_call(libc::SYS_shmctl, args) };
-    asked.map_or(0, |_| about.shm_segsz)
+    let result = unsafe { system_call(libc::SYS_shmctl, args) };
+    result.map_or(0, |_| about.shm_segsz)
 }
 
 /// Returns the range that an mmap replaces if it succeeds.
@@ -140,8 +140,8 @@ impl ChangeCalls<'_> {
         }
         match nr as i64 {
             libc::SYS_ioctl => {
-                if let Some(refused) = self.given.refuse(len, third) {
-                    return refused;
+                if let Some(refusal) = self.given.refuse(len, third) {
+                    return refusal;
                 }
                 self.given.give(len, third);
                 return make(args);
@@ -174,15 +174,15 @@ impl ChangeCalls<'_> {
             return make(args);
         }
         // In a child of vfork whose parent's process ends meanwhile, the call is made once.
-        let mut made = None;
-        let mut note = |args: &[usize; 6]| *made.insert(make(args));
-        let served = self
+        let mut raw_result = None;
+        let mut note = |args: &[usize; 6]| *raw_result.insert(make(args));
+        let outcome = self
             .threads
             .try_on_behalf(|| self.change_locked(nr, args, &mut note, (child, by_itself)));
-        let apart = match (served, made) {
+        let apart = match (outcome, raw_result) {
             (Some(Ok(result)), _) => return result,
             (Some(Err(apart)), _) => apart,
-            (None, Some(made)) => return unmanaged(nr, args, made, make),
+            (None, Some(raw_result)) => return unmanaged(nr, args, raw_result, make),
             (None, None) if moves_lost(nr, args) => return NO_MEMORY,
             (None, None) => return make(args),
         };
@@ -343,8 +343,11 @@ impl ChangeCalls<'_> {
             // it can be dropped.
             args[3] &= !(libc::MAP_POPULATE as usize);
         }
-        let result =
-            self.pager.mappings().end_with(replaced(&args), || make(&args), |made| !failed(made));
+        let result = self.pager.mappings().end_with(
+            replaced(&args),
+            || make(&args),
+            |result| !failed(result),
+        );
         self.note_mapped(state, &args, result);
         let range = result as usize..end_of(result as usize, len);
         match failed(result) {
@@ -364,8 +367,10 @@ impl ChangeCalls<'_> {
     /// These are not managed, so the kernel lets only unmanaged memory grow.
     fn note_growing(&self, state: &mut ProgramState, range: &Range<usize>) {
         let mut free_from = 0;
-        let _ =
-            self.memory.maps().each(0, range.start, |found| free_from = found.end.min(range.start));
+        let _ = self
+            .memory
+            .maps()
+            .each(0, range.start, |mapping| free_from = mapping.end.min(range.start));
         let lowest = range.start + PAGE_SIZE;
         state.marked(MemoryMark::Other).add(free_from..lowest);
     }
@@ -402,7 +407,8 @@ impl ChangeCalls<'_> {
 
     fn unmap(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
         let Some(range) = whole(args[0], args[1]) else { return make(args) };
-        let result = self.pager.mappings().end_with(range.clone(), || make(args), |made| made == 0);
+        let result =
+            self.pager.mappings().end_with(range.clone(), || make(args), |result| result == 0);
         if result == 0 {
             state.forget(&range);
             self.memory.forget_faults(&range);
@@ -412,18 +418,18 @@ impl ChangeCalls<'_> {
     }
 
     fn set_break(&self, state: &mut ProgramState, args: &[usize; 6], make: MakeCall) -> isize {
-        let (before, wanted) = (program_break(), args[0]);
-        let ends = given_up(before, wanted);
+        let (before, address) = (program_break(), args[0]);
+        let ends = given_up(before, address);
         if !ends.is_empty() {
-            let is_done = |made: isize| made as usize == wanted;
+            let is_done = |made: isize| made as usize == address;
             let result = self.pager.mappings().end_with(ends.clone(), || make(args), is_done);
-            if result as usize == wanted {
+            if result as usize == address {
                 state.forget(&ends);
             }
             return result;
         }
         let page = |at: usize| at.next_multiple_of(PAGE_SIZE);
-        self.adoption.expect_new(state, wanted.saturating_sub(before));
+        self.adoption.expect_new(state, address.saturating_sub(before));
         let result = make(args);
         let range = page(before)..page(result as usize);
         if !failed(result) && !range.is_empty() {

@@ -67,16 +67,16 @@ impl LockCalls<'_> {
         if range.is_empty() {
             return make(args);
         }
-        let added =
+        let ranges =
             self.threads.on_behalf(|| self.note_locked(&mut self.memory.state().lock(), &range));
         // The kernel fills the memory, and may wait for a thread that handles its faults.
         let result = make(args);
         self.threads.on_behalf(|| {
             if failed(result) {
                 let rest = self.not_locked(&range, result);
-                self.note_unlocked(&mut self.memory.state().lock(), &added, &rest);
+                self.note_unlocked(&mut self.memory.state().lock(), &ranges, &rest);
             }
-            drop(added);
+            drop(ranges);
         });
         result
     }
@@ -84,11 +84,11 @@ impl LockCalls<'_> {
     /// Marks a range as locked, and makes it leave management. Returns the parts that weren't
     /// marked yet.
     fn note_locked(&self, state: &mut ProgramState, range: &Range<usize>) -> Vec<Range<usize>> {
-        let locked = state.marked(MemoryMark::Locked);
-        let added = without(range, &locked.within(range));
-        locked.add(range.clone());
+        let marks = state.marked(MemoryMark::Locked);
+        let ranges = without(range, &marks.within(range));
+        marks.add(range.clone());
         self.memory.leave(range);
-        added
+        ranges
     }
 
     /// Takes back the mark, because `range` could not be locked.
@@ -128,28 +128,28 @@ impl LockCalls<'_> {
         let flags = args[0] as i32;
         let has = |flag: i32| flags & flag != 0;
         let range = if has(libc::MCL_CURRENT) { 0..TOP } else { 0..0 };
-        let (before, added) = self.threads.on_behalf(|| {
+        let (before, ranges) = self.threads.on_behalf(|| {
             let mut state = self.memory.state().lock();
             let before = state.locks_future;
             state.locks_future |= has(libc::MCL_FUTURE);
             (before, self.note_locked(&mut state, &range))
         });
-        let mut marked = *args;
+        let mut own_args = *args;
         if has(libc::MCL_CURRENT) {
-            marked[0] |= libc::MCL_ONFAULT as usize;
+            own_args[0] |= libc::MCL_ONFAULT as usize;
         }
-        let result = make(&marked);
+        let result = make(&own_args);
         let fills = has(libc::MCL_CURRENT) && !has(libc::MCL_ONFAULT) && !failed(result);
         let all = self.threads.on_behalf(|| {
             let mut state = self.memory.state().lock();
             if failed(result) {
                 state.locks_future = before;
-                self.note_unlocked(&mut state, &added, &range);
+                self.note_unlocked(&mut state, &ranges, &range);
             } else if has(libc::MCL_CURRENT) {
                 unlock_all();
                 state.locks_future = has(libc::MCL_FUTURE);
             }
-            drop(added);
+            drop(ranges);
             if fills { self.all_of_program() } else { Vec::new() }
         });
         let all = HeapLoan::new(self.threads, all);
@@ -167,9 +167,9 @@ impl LockCalls<'_> {
     /// Returns all mappings that aren't the engine's, each with its access.
     fn all_of_program(&self) -> Vec<(Range<usize>, i32)> {
         let mut all = Vec::new();
-        let _ = self.memory.maps().each(0, TOP, |found| {
-            if !overlaps_own(found.start, found.end) {
-                all.push((found.start..found.end, found.access));
+        let _ = self.memory.maps().each(0, TOP, |mapping| {
+            if !overlaps_own(mapping.start, mapping.end) {
+                all.push((mapping.start..mapping.end, mapping.access));
             }
         });
         all
@@ -187,9 +187,10 @@ impl LockCalls<'_> {
             before
         });
         let result = make(args);
-        let (now, then) = (merges || before, if result == 0 { merges } else { before });
-        if now != then {
-            self.threads.on_behalf(|| self.set_merging(&mut self.memory.state().lock(), then));
+        let (now, merges_after) = (merges || before, if result == 0 { merges } else { before });
+        if now != merges_after {
+            self.threads
+                .on_behalf(|| self.set_merging(&mut self.memory.state().lock(), merges_after));
         }
         result
     }

@@ -27,13 +27,13 @@ impl RemappedTo {
         let [start, old, new, flags, ..] = *args;
         let (from, after) = (whole(start, old)?, whole(start, new)?);
         let keeps_source = flags as i32 & libc::MREMAP_DONTUNMAP != 0;
-        let gone = match (at == start, keeps_source) {
+        let rest = match (at == start, keeps_source) {
             (true, _) => after.end..from.end.max(after.end),
             (false, true) => 0..0,
             (false, false) => from.clone(),
         };
-        let taken = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
-        Some(RemappedTo { here: at..at + after.len(), from, taken, gone })
+        let source = start..(start + old.min(new)).next_multiple_of(PAGE_SIZE);
+        Some(RemappedTo { target: at..at + after.len(), from, taken: source, gone: rest })
     }
 }
 
@@ -87,11 +87,11 @@ impl RemapCalls<'_> {
             self.pager.mappings().end_with(after.end..from.end, || make(args), is_done)
         } else {
             let grows = stays && self.memory.paging().hides() && self.is_one(state, &from);
-            let grown = if grows { self.grow_hidden(&from, after.end, make) } else { None };
+            let growth = if grows { self.grow_hidden(&from, after.end, make) } else { None };
             if !self.memory.paging().hides() {
                 self.join_parts(&from);
             }
-            grown.unwrap_or_else(|| self.move_managed(state, args, (&from, &after), make))
+            growth.unwrap_or_else(|| self.move_managed(state, args, (&from, &after), make))
         };
         if !failed(result) {
             let before = self.memory.before(state, core::slice::from_ref(&from));
@@ -107,11 +107,12 @@ impl RemapCalls<'_> {
         let rest = if managed.is_empty() { return None } else { without(range, &managed) };
         let is_plain = |part: &Range<usize>| {
             let mut end = part.start;
-            let found = self.memory.maps().each(part.start, part.end, |found| {
-                let continues = found.anonymous && found.access == PLAIN && found.start <= end;
-                end = if continues { found.end } else { usize::MAX };
+            let outcome = self.memory.maps().each(part.start, part.end, |mapping| {
+                let continues =
+                    mapping.anonymous && mapping.access == PLAIN && mapping.start <= end;
+                end = if continues { mapping.end } else { usize::MAX };
             });
-            found.is_ok() && (part.end..usize::MAX).contains(&end)
+            outcome.is_ok() && (part.end..usize::MAX).contains(&end)
         };
         rest.iter().all(is_plain).then_some(rest)
     }
@@ -121,8 +122,8 @@ impl RemapCalls<'_> {
     /// the rest is registered too, for good.
     fn join_parts(&self, from: &Range<usize>) {
         for part in self.plain_rest(from).unwrap_or_default() {
-            let done = unless_own(part.start, part.end, || self.memory.register(&part, false));
-            if done.is_ok() {
+            let outcome = unless_own(part.start, part.end, || self.memory.register(&part, false));
+            if outcome.is_ok() {
                 self.memory.note_registered();
             }
         }
@@ -141,8 +142,8 @@ impl RemapCalls<'_> {
             MemoryMark::Other,
         ];
         let mut is_whole = |mark: &MemoryMark| {
-            let marked = state.marked(*mark).within(range);
-            marked.is_empty() || marked == [range.clone()]
+            let ranges = state.marked(*mark).within(range);
+            ranges.is_empty() || ranges == [range.clone()]
         };
         self.plain_rest(range).is_some() && SPLITTING.iter().all(&mut is_whole)
     }
@@ -153,12 +154,12 @@ impl RemapCalls<'_> {
     fn part_from_shut(&self, range: &Range<usize>) {
         for managed in self.pager.mappings().managed_parts(range) {
             let mut edges = Vec::new();
-            let _ = self.memory.maps().each(range.start, range.end, |found| {
-                let is_shut = found.anonymous && found.access == libc::PROT_NONE;
-                if is_shut && found.start < managed.start && managed.start <= found.end {
+            let _ = self.memory.maps().each(range.start, range.end, |mapping| {
+                let is_shut = mapping.anonymous && mapping.access == libc::PROT_NONE;
+                if is_shut && mapping.start < managed.start && managed.start <= mapping.end {
                     edges.push(managed.start);
                 }
-                if is_shut && found.start <= managed.end && managed.end < found.end {
+                if is_shut && mapping.start <= managed.end && managed.end < mapping.end {
                     edges.push(managed.end - PAGE_SIZE);
                 }
             });
@@ -185,31 +186,31 @@ impl RemapCalls<'_> {
         };
         let mappings = self.pager.mappings();
         // The kernel cuts off the rest before it moves memory.
-        let moved = from.start..from.start + from.len().min(after.len());
-        let may_hide = self.memory.paging().hides() && mappings.touches(&moved);
-        let is_hidden = may_hide && self.is_one(state, &moved);
+        let source = from.start..from.start + from.len().min(after.len());
+        let may_hide = self.memory.paging().hides() && mappings.touches(&source);
+        let is_hidden = may_hide && self.is_one(state, &source);
         if may_hide && !is_hidden {
-            self.part_from_shut(&moved);
+            self.part_from_shut(&source);
         }
-        let leaving = self.pager.holds().mark_leaving([from.clone(), target.clone()].into_iter());
-        if is_hidden && (leaving.is_held(moved.clone()) || leaving.is_held(target.clone())) {
+        let departure = self.pager.holds().mark_leaving([from.clone(), target.clone()].into_iter());
+        if is_hidden && (departure.is_held(source.clone()) || departure.is_held(target.clone())) {
             // Memory that is hidden for a moment would be missing for the kernel in another call.
             return NO_MEMORY;
         }
         let remake =
-            || if is_hidden { self.remap_hidden(&moved, || make(args)) } else { make(args) };
-        let pinned = if self.memory.paging().hides() {
+            || if is_hidden { self.remap_hidden(&source, || make(args)) } else { make(args) };
+        let pins = if self.memory.paging().hides() {
             Vec::new()
         } else {
-            self.pin_held(&leaving, from, &target)
+            self.pin_held(&departure, from, &target)
         };
         let result = mappings.remap_with(&remap, remake);
         let pinned_at = if failed(result) { from.start } else { result as usize };
-        for part in pinned {
+        for part in pins {
             mappings.unpin_at(part.start + pinned_at..part.end + pinned_at);
         }
         if is_hidden && (failed(result) || remap.keeps_source) {
-            self.show_unmanaged(&moved);
+            self.show_unmanaged(&source);
         }
         if is_hidden && !failed(result) {
             self.show_unmanaged(&(result as usize..result as usize + after.len()));
@@ -218,7 +219,7 @@ impl RemapCalls<'_> {
             self.forget_unmapped(state, from);
             self.forget_unmapped(state, &target);
             if may_hide && !is_hidden {
-                self.adoption.adopt(state, &moved);
+                self.adoption.adopt(state, &source);
             }
         }
         result
@@ -232,14 +233,15 @@ impl RemapCalls<'_> {
         from: &Range<usize>,
         target: &Range<usize>,
     ) -> Vec<Range<usize>> {
-        let mut held = RangeSet::default();
-        leaving.each_held(target.clone(), |part| held.add(part));
+        let mut held_ranges = RangeSet::default();
+        leaving.each_held(target.clone(), |part| held_ranges.add(part));
         let offsets = |part: Range<usize>| {
             part.start - target.start..(part.end - target.start).min(from.len())
         };
-        let held = held.within(target).into_iter().map(offsets).filter(|part| !part.is_empty());
-        let held: Vec<Range<usize>> = held.collect();
-        for part in &held {
+        let held_parts =
+            held_ranges.within(target).into_iter().map(offsets).filter(|part| !part.is_empty());
+        let held_parts: Vec<Range<usize>> = held_parts.collect();
+        for part in &held_parts {
             let part = part.start + from.start..part.end + from.start;
             self.pager.mappings().pin_at(part.clone());
             for addr in part.step_by(PAGE_SIZE) {
@@ -251,16 +253,16 @@ impl RemapCalls<'_> {
                 }
             }
         }
-        held
+        held_parts
     }
 
     /// Ends the management of parts of a range that a failed mremap has unmapped: the kernel cuts
     /// off the end of the source, and unmaps the target, before it moves.
     fn forget_unmapped(&self, state: &mut ProgramState, range: &Range<usize>) {
         for part in self.pager.mappings().managed_parts(range) {
-            for gone in without(&part, &self.memory.mappings(&part)) {
-                self.pager.mappings().end(gone.clone());
-                state.forget(&gone);
+            for range in without(&part, &self.memory.mappings(&part)) {
+                self.pager.mappings().end(range.clone());
+                state.forget(&range);
             }
         }
     }
@@ -270,14 +272,14 @@ impl RemapCalls<'_> {
     /// changes nothing, if it refuses.
     fn grow_hidden(&self, from: &Range<usize>, end: usize, make: MakeCall) -> Option<isize> {
         let mut last = None;
-        let _ = self.memory.maps().each(from.end - PAGE_SIZE, from.end, |found| {
-            last = Some((found.start.max(from.start), found.end, found.access));
+        let _ = self.memory.maps().each(from.end - PAGE_SIZE, from.end, |mapping| {
+            last = Some((mapping.start.max(from.start), mapping.end, mapping.access));
         });
         let (start, _, access) = last.filter(|(_, last_end, _)| *last_end == from.end)?;
-        let added = from.end..end;
+        let growth = from.end..end;
         let mut grow = || make(&[start, from.end - start, end - start, 0, 0, 0]);
         let result = match access & (libc::PROT_READ | libc::PROT_WRITE) {
-            libc::PROT_NONE => self.pager.mappings().grow_hidden_with(added, grow),
+            libc::PROT_NONE => self.pager.mappings().grow_hidden_with(growth, grow),
             // It is readable, and managed once it is hidden.
             _ => grow(),
         };
@@ -292,22 +294,23 @@ impl RemapCalls<'_> {
         before: FoundRanges,
         result: isize,
     ) {
-        let Some(moved) = RemappedTo::of(args, result as usize) else { return };
-        state.note_moved(&moved, &before);
-        if moved.is_elsewhere() {
-            self.memory.forget_faults(&moved.here);
+        let Some(remap) = RemappedTo::of(args, result as usize) else { return };
+        state.note_moved(&remap, &before);
+        if remap.is_elsewhere() {
+            self.memory.forget_faults(&remap.target);
             before
                 .parts
                 .iter()
-                .for_each(|part| self.memory.forget_faults(&common(part, &moved.taken)));
-            let faults = before.faults.iter().map(|part| moved.there(part));
+                .for_each(|part| self.memory.forget_faults(&common(part, &remap.taken)));
+            let faults = before.faults.iter().map(|part| remap.there(part));
             faults.for_each(|part| self.memory.add_faults(part));
         }
-        self.memory.known().set(&moved.here);
+        self.memory.known().set(&remap.target);
         // What is managed already needs no look, so the cost of growth is that of what is new.
-        let kept = moved.here.start..moved.here.start + moved.taken.len().min(moved.here.len());
-        let is_managed = self.pager.mappings().managed_parts(&kept) == [kept.clone()];
-        let rest = if is_managed { kept.end..moved.here.end } else { moved.here };
+        let target =
+            remap.target.start..remap.target.start + remap.taken.len().min(remap.target.len());
+        let is_managed = self.pager.mappings().managed_parts(&target) == [target.clone()];
+        let rest = if is_managed { target.end..remap.target.end } else { remap.target };
         self.adoption.adopt(state, &rest);
     }
 

@@ -50,10 +50,10 @@ mod tests {
     fn mapped(file: &File, access: i32, flags: i32) -> [usize; 6] {
         let file = file.as_raw_fd() as usize;
         let args = [0, 0x5000, access as usize, flags as usize, file, 0x1000];
-        let made = without_file(libc::SYS_mmap as usize, &args);
-        assert!(made == args || made[..3] == args[..3] && made[5] == args[5]);
+        let result = without_file(libc::SYS_mmap as usize, &args);
+        assert!(result == args || result[..3] == args[..3] && result[5] == args[5]);
         assert_eq!(without_file(libc::SYS_munmap as usize, &args), args);
-        made
+        result
     }
 
     #[test]
@@ -61,14 +61,14 @@ mod tests {
         const PLAIN: i32 = libc::PROT_READ | libc::PROT_WRITE;
         let (zero, program) =
             (File::open("/dev/zero").unwrap(), File::open("/proc/self/exe").unwrap());
-        let written = File::options().write(true).open("/dev/zero").unwrap();
+        let file = File::options().write(true).open("/dev/zero").unwrap();
         let is_anonymous = |made: [usize; 6]| made[3] & ANONYMOUS != 0 && made[4] == usize::MAX;
         assert!(is_anonymous(mapped(&zero, PLAIN, libc::MAP_PRIVATE)));
         assert!(is_anonymous(mapped(&zero, 0, libc::MAP_PRIVATE | libc::MAP_FIXED)));
         assert!(!is_anonymous(mapped(&zero, PLAIN, libc::MAP_SHARED)));
         assert!(!is_anonymous(mapped(&zero, PLAIN, libc::MAP_SHARED_VALIDATE)));
         assert!(!is_anonymous(mapped(&zero, PLAIN | libc::PROT_EXEC, libc::MAP_PRIVATE)));
-        assert!(!is_anonymous(mapped(&written, PLAIN, libc::MAP_PRIVATE)), "EACCES");
+        assert!(!is_anonymous(mapped(&file, PLAIN, libc::MAP_PRIVATE)), "EACCES");
         assert!(!is_anonymous(mapped(&program, PLAIN, libc::MAP_PRIVATE)));
     }
 }

@@ -17,12 +17,12 @@ impl RangeSet {
         }
         let first = self.0.partition_point(|r| r.end < range.start);
         let last = self.0.partition_point(|r| r.start <= range.end);
-        let joined = match self.0[first..last] {
+        let union = match self.0[first..last] {
             [] => range,
             [ref one] => one.start.min(range.start)..one.end.max(range.end),
             [ref a, .., ref b] => a.start.min(range.start)..b.end.max(range.end),
         };
-        self.0.splice(first..last, [joined]);
+        self.0.splice(first..last, [union]);
     }
 
     pub fn remove(&mut self, range: &Range<usize>) {
@@ -129,12 +129,11 @@ mod tests {
                 }
                 assert_eq!(ranges.0, ranges_of(&numbers, 0..SIZE), "ascending, and none touch");
                 assert_eq!(ranges.bytes(), numbers.len());
-                let asked = any(&mut random);
-                assert_eq!(ranges.within(&asked), ranges_of(&numbers, asked.clone()));
-                let left: BTreeSet<usize> =
-                    asked.clone().filter(|n| !numbers.contains(n)).collect();
-                let outside = ranges.cut_out_of([asked].to_vec());
-                assert_eq!(outside, ranges_of(&left, 0..SIZE));
+                let part = any(&mut random);
+                assert_eq!(ranges.within(&part), ranges_of(&numbers, part.clone()));
+                let rest: BTreeSet<usize> = part.clone().filter(|n| !numbers.contains(n)).collect();
+                let others = ranges.cut_out_of([part].to_vec());
+                assert_eq!(others, ranges_of(&rest, 0..SIZE));
             }
             assert_eq!(ranges.take(), ranges_of(&numbers, 0..SIZE));
             assert!(ranges.take().is_empty());

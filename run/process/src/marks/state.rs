@@ -3,7 +3,7 @@
 use crate::diagnostics::limit::LimitReport;
 use crate::marks::ranges::{RangeSet, common, without};
 use crate::size::share::SizeLevel;
-use crate::threads::ThreadStart;
+use crate::threads::ThreadStarts;
 use alloc::vec::Vec;
 use core::ops::Range;
 use memfold_os::maps::flag;
@@ -86,7 +86,7 @@ pub struct ProgramState {
     pub has_userfault: bool,
     /// Calls in progress with no lock held.
     apart: Vec<PendingCall>,
-    pub threads: ThreadStart,
+    pub threads: ThreadStarts,
     pub limit_report: LimitReport,
     pub level: SizeLevel,
     /// Whether all memory is to be managed at the next look.
@@ -113,8 +113,8 @@ impl ProgramState {
 
     /// Returns the apart call of a child, if one is in progress.
     pub fn apart_of(&self, child: usize) -> Option<ApartCall> {
-        let found = self.apart.iter().find(|pending| pending.child == Some(child))?;
-        Some(ApartCall(found.number))
+        let call = self.apart.iter().find(|pending| pending.child == Some(child))?;
+        Some(ApartCall(call.number))
     }
 
     /// Forgets all apart calls. They belong to children of the process of which this one is a copy.
@@ -163,17 +163,17 @@ impl ProgramState {
         child: Option<usize>,
         before: FoundRanges,
     ) -> ApartCall {
-        let (marked, mut added) = (self.marked(MemoryMark::Other), RangeSet::default());
+        let (marks, mut ranges) = (self.marked(MemoryMark::Other), RangeSet::default());
         for range in &before.parts {
-            for part in without(range, &marked.within(range)) {
-                marked.add(part.clone());
-                added.add(part);
+            for part in without(range, &marks.within(range)) {
+                marks.add(part.clone());
+                ranges.add(part);
             }
         }
         self.apart.push(PendingCall {
             number,
             child,
-            added,
+            added: ranges,
             before,
             new_since: RangeSet::default(),
         });
@@ -185,9 +185,10 @@ impl ProgramState {
     pub fn end_apart(&mut self, apart: ApartCall) -> FoundRanges {
         let at = self.apart.iter().position(|pending| pending.number == apart.0);
         let at = at.expect("it is ended once, by who began it");
-        let PendingCall { mut before, added, new_since, .. } = self.apart.swap_remove(at);
+        let PendingCall { mut before, added: new_ranges, new_since, .. } =
+            self.apart.swap_remove(at);
         before.parts = new_since.cut_out_of(before.parts);
-        for part in before.parts.iter().flat_map(|part| added.within(part)) {
+        for part in before.parts.iter().flat_map(|part| new_ranges.within(part)) {
             self.marked(MemoryMark::Other).remove(&part);
         }
         before
@@ -202,9 +203,9 @@ impl ProgramState {
     /// Records an mremap that found `before` in its ranges. Marks move with the memory. Memory that
     /// it leaves behind, if any, is no longer locked.
     pub fn note_moved(&mut self, moved: &RemappedTo, before: &FoundRanges) {
-        self.note_new(&moved.here);
+        self.note_new(&moved.target);
         if moved.is_elsewhere() {
-            self.forget(&moved.here);
+            self.forget(&moved.target);
             for part in &before.parts {
                 self.marked(MemoryMark::Locked).remove(&common(part, &moved.taken));
             }
@@ -213,9 +214,9 @@ impl ProgramState {
             }
         }
         before.parts.iter().for_each(|part| self.forget(&common(part, &moved.gone)));
-        if moved.from.len() < moved.here.len() {
-            let old_end = moved.here.start + moved.from.len();
-            self.extend(&(moved.here.start..old_end), old_end..moved.here.end);
+        if moved.from.len() < moved.target.len() {
+            let old_end = moved.target.start + moved.from.len();
+            self.extend(&(moved.target.start..old_end), old_end..moved.target.end);
         }
     }
 
@@ -225,9 +226,9 @@ impl ProgramState {
         let is_of_mapping =
             |mark: &MemoryMark| ![MemoryMark::Own, MemoryMark::Guard].contains(mark);
         for mark in MARKS.into_iter().filter(is_of_mapping) {
-            let marked = self.marked(mark);
-            if !marked.within(&last).is_empty() {
-                marked.add(added.clone());
+            let marks = self.marked(mark);
+            if !marks.within(&last).is_empty() {
+                marks.add(added.clone());
             }
         }
     }
@@ -245,10 +246,10 @@ impl ProgramState {
 
 /// The effect of an mremap on addresses.
 pub struct RemappedTo {
-    /// The range before the call. `here` is the range after it.
+    /// The range before the call. `target` is the range after it.
     pub from: Range<usize>,
-    pub here: Range<usize>,
-    /// The part of `from` whose memory is in `here` now.
+    pub target: Range<usize>,
+    /// The part of `from` whose memory is in `target` now.
     pub taken: Range<usize>,
     /// The range that is no longer mapped.
     pub gone: Range<usize>,
@@ -257,13 +258,13 @@ pub struct RemappedTo {
 impl RemappedTo {
     /// Returns whether the memory has another address now.
     pub fn is_elsewhere(&self) -> bool {
-        self.from.start != self.here.start
+        self.from.start != self.target.start
     }
 
     /// Returns where the memory of a part is now; an empty range if it was not taken along.
     pub fn there(&self, part: &Range<usize>) -> Range<usize> {
         let part = common(part, &self.taken);
-        let to = |at: usize| at - self.from.start + self.here.start;
+        let to = |at: usize| at - self.from.start + self.target.start;
         to(part.start)..to(part.end)
     }
 }
@@ -314,14 +315,14 @@ mod tests {
         state
     }
 
-    fn moved(from: Range<usize>, here: Range<usize>, keeps_source: bool) -> RemappedTo {
-        let taken = from.start..from.start + from.len().min(here.len());
-        let gone = match (here.start == from.start, keeps_source) {
-            (true, _) => here.end..from.end.max(here.end),
+    fn moved(from: Range<usize>, target: Range<usize>, keeps_source: bool) -> RemappedTo {
+        let source = from.start..from.start + from.len().min(target.len());
+        let rest = match (target.start == from.start, keeps_source) {
+            (true, _) => target.end..from.end.max(target.end),
             (false, true) => 0..0,
             (false, false) => from.clone(),
         };
-        RemappedTo { from, here, taken, gone }
+        RemappedTo { from, target, taken: source, gone: rest }
     }
 
     /// Records an mremap during which nothing changed.

@@ -119,9 +119,10 @@ fn zeros_of(base: usize, segment: &libc::Elf64_Phdr) -> Range<usize> {
 /// Returns the addresses of memfold's own object; all addresses if its headers can't be parsed.
 fn own_image() -> Range<usize> {
     let Some(segments) = image::segments() else { return 0..usize::MAX };
-    let loaded = || segments.iter().filter(|each| each.p_type == libc::PT_LOAD);
-    let first = loaded().next().map_or(0, |each| each.p_vaddr as usize);
-    let last = loaded().map(|each| (each.p_vaddr + each.p_memsz) as usize).max().unwrap_or(first);
+    let load_segments = || segments.iter().filter(|each| each.p_type == libc::PT_LOAD);
+    let first = load_segments().next().map_or(0, |each| each.p_vaddr as usize);
+    let last =
+        load_segments().map(|each| (each.p_vaddr + each.p_memsz) as usize).max().unwrap_or(first);
     image::start()..image::start() + (last - first)
 }
 
@@ -142,12 +143,12 @@ fn each_object() -> Option<EachObject> {
 /// calls it, before the program begins.
 pub fn note() -> usize {
     let own = own_image();
-    let found = match each_object() {
+    let statics = match each_object() {
         Some(each_object) => of_objects(each_object, own),
         None => of_map(own),
     };
-    let bytes = found.bytes;
-    *MEMORY.lock() = found;
+    let bytes = statics.bytes;
+    *MEMORY.lock() = statics;
     bytes
 }
 
@@ -160,40 +161,40 @@ fn of_objects(each_object: EachObject, own: Range<usize>) -> StaticMemory {
     ) -> c_int {
         // SAFETY: libc passes the description of a loaded object, which is valid during the call.
         // `found` is the pair that the caller passed, and only this call uses it.
-        let (about, (found, own)) =
+        let (about, (search, own)) =
             unsafe { (&*about, &mut *found.cast::<(StaticMemory, Range<usize>)>()) };
         // SAFETY: `dlpi_phdr` points to `dlpi_phnum` program headers of a loaded object, which
         // stays loaded during the call.
         let headers =
             unsafe { core::slice::from_raw_parts(about.dlpi_phdr, about.dlpi_phnum.into()) };
-        headers.iter().for_each(|each| found.add_segment(about.dlpi_addr as usize, each, own));
+        headers.iter().for_each(|each| search.add_segment(about.dlpi_addr as usize, each, own));
         0
     }
-    let mut found = (StaticMemory::new(), own);
-    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `found`
+    let mut search = (StaticMemory::new(), own);
+    // SAFETY: the function has the type that libc expects, and keeps none of its arguments. `search`
     // lives until the call returns.
-    unsafe { each_object(Some(add), (&raw mut found).cast()) };
-    found.0
+    unsafe { each_object(Some(add), (&raw mut search).cast()) };
+    search.0
 }
 
 /// Returns the static memory of a program that the library has loaded, by the kernel's map. Only
 /// the program is there yet.
 fn of_map(own: Range<usize>) -> StaticMemory {
-    let (mut found, mut end) = (StaticMemory::new(), 0);
+    let (mut statics, mut end) = (StaticMemory::new(), 0);
     // Without a map nothing is known of them. Then an engine can't be made later either.
     let _ = each_area(|area| {
         // Behind a file's data lies memory that is zeros in the beginning.
         let is_zeros = area.inode == 0 && area.start == end && area.name().is_empty();
         if area.writable && area.private && (area.inode != 0 || is_zeros) {
-            found.bytes += area.len();
+            statics.bytes += area.len();
             end = area.end;
             if is_zeros {
-                found.add_zeros(area.start..area.end, &own);
+                statics.add_zeros(area.start..area.end, &own);
             }
         }
         Continue(())
     });
-    found
+    statics
 }
 
 /// Records memory of a process without an engine that the kernel may write to at any time.
@@ -253,9 +254,9 @@ mod tests {
     }
 
     fn zeros(base: usize, segments: &[libc::Elf64_Phdr]) -> Vec<Range<usize>> {
-        let mut found = StaticMemory::new();
-        segments.iter().for_each(|each| found.add_segment(base, each, &OWN));
-        found.zeros.take()
+        let mut statics = StaticMemory::new();
+        segments.iter().for_each(|each| statics.add_segment(base, each, &OWN));
+        statics.zeros.take()
     }
 
     #[test]
@@ -280,24 +281,24 @@ mod tests {
         let pages = |start: usize, len: usize| start..(start + len).next_multiple_of(PAGE_SIZE);
         let map = [0, 0x10_0000, 0, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize, 0, 0];
         memory.note_call(libc::SYS_mmap, &map, &pages, START);
-        for (nr, args, made) in calls {
-            memory.note_call(*nr, args, &pages, *made as usize);
+        for (nr, args, result) in calls {
+            memory.note_call(*nr, args, &pages, *result as usize);
         }
         memory.mapped.take()
     }
 
     #[test]
-    fn what_the_program_maps_before_the_engine_is_known() {
+    fn mappings_made_before_the_engine_are_known() {
         let unmap = (libc::SYS_munmap, [0x11_0000, 0xfff, 0, 0, 0, 0], 0);
         assert_eq!(mapped_after(&[unmap]), [0x10_0000..0x11_0000, 0x11_1000..0x20_0000]);
         let file = [0, 0x1000, 0, (libc::MAP_PRIVATE | libc::MAP_FIXED) as usize, 3, 0];
-        let fixed = (libc::SYS_mmap, file, 0x10_0000);
-        assert_eq!(mapped_after(&[fixed]), [0x10_1000..0x20_0000]);
-        let shared =
+        let fixed_call = (libc::SYS_mmap, file, 0x10_0000);
+        assert_eq!(mapped_after(&[fixed_call]), [0x10_1000..0x20_0000]);
+        let shared_call =
             (libc::SYS_mmap, [0, 0x1000, 0, libc::MAP_SHARED_VALIDATE as usize, 3, 0], 0x10_0000);
-        assert_eq!(mapped_after(&[shared]), [0x10_1000..0x20_0000]);
-        let moved = (libc::SYS_mremap, [0x10_0000, 0x8_0000, 0x9_0000, 1, 0, 0], 0x30_0000);
-        assert_eq!(mapped_after(&[moved]), [0x18_0000..0x20_0000, 0x30_0000..0x39_0000]);
+        assert_eq!(mapped_after(&[shared_call]), [0x10_1000..0x20_0000]);
+        let move_call = (libc::SYS_mremap, [0x10_0000, 0x8_0000, 0x9_0000, 1, 0, 0], 0x30_0000);
+        assert_eq!(mapped_after(&[move_call]), [0x18_0000..0x20_0000, 0x30_0000..0x39_0000]);
         let unknown = (libc::SYS_mremap, [0x1f_0000, 0x2_0000, 0x2_0000, 1, 0, 0], 0x30_0000);
         assert_eq!(mapped_after(&[unknown]), [0x10_0000..0x1f_0000], "in part of another kind");
         let heap = |end| (libc::SYS_brk, [end, 0, 0, 0, 0, 0], end as isize);

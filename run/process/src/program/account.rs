@@ -108,8 +108,8 @@ impl ProgramAccount {
         if !self.is_weighed(&state.level, is_managing) {
             return;
         }
-        let unmanaged = if is_managing { 0 } else { unmanaged };
-        state.is_due |= self.pager.gauges().weigh_slowdown(unmanaged);
+        let unmanaged_bytes = if is_managing { 0 } else { unmanaged };
+        state.is_due |= self.pager.gauges().weigh_slowdown(unmanaged_bytes);
     }
 
     /// Reports that the run's limit can't be kept, with the causes: once in a run, mostly by the

@@ -177,8 +177,8 @@ impl ProgramMemory {
     /// Executable memory is taken too, unless memory is hidden: hidden memory is shown again with
     /// the access that most memory has.
     pub fn suits(&self, access: i32) -> bool {
-        let asked = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
-        access & asked == PLAIN
+        let protection = if self.paging.hides() { PLAIN | libc::PROT_EXEC } else { PLAIN };
+        access & protection == PLAIN
     }
 
     /// Returns the suitable mappings in a range; none if the mappings can't be read.
@@ -189,34 +189,34 @@ impl ProgramMemory {
     /// Returns the suitable mappings in a range, or `None` if the mappings can't be read.
     pub fn read_suitable(&self, range: &Range<usize>) -> Option<Vec<Range<usize>>> {
         let mut all: Vec<Range<usize>> = Vec::new();
-        let done = self.maps.each(range.start, range.end.min(TOP), |found| {
-            let part = found.start..found.end;
-            let suits = found.anonymous && self.suits(found.access) && found.end <= TOP;
+        let outcome = self.maps.each(range.start, range.end.min(TOP), |mapping| {
+            let part = mapping.start..mapping.end;
+            let suits = mapping.anonymous && self.suits(mapping.access) && mapping.end <= TOP;
             match all.last_mut() {
-                _ if !suits || found.end == self.stack_end => {}
-                _ if overlaps_own(found.start, found.end) => {}
+                _ if !suits || mapping.end == self.stack_end => {}
+                _ if overlaps_own(mapping.start, mapping.end) => {}
                 Some(last) if last.end == part.start => last.end = part.end,
                 _ => all.push(part),
             }
         });
-        done.is_ok().then_some(all)
+        outcome.is_ok().then_some(all)
     }
 
     /// Returns the kernel's mappings in a range, cut to the range. Where memory is hidden block by
     /// block, adjacent managed memory counts as one mapping. Hidden memory and memory of the program
     /// without access count as two.
     pub fn mappings(&self, range: &Range<usize>) -> Vec<Range<usize>> {
-        let hidden = match self.paging.hides() {
+        let managed_parts = match self.paging.hides() {
             true => self.pager.mappings().managed_parts(range),
             false => Vec::new(),
         };
-        let is_one = |at: usize| hidden.iter().any(|part| part.start < at && at < part.end);
+        let is_one = |at: usize| managed_parts.iter().any(|part| part.start < at && at < part.end);
         let mut all: Vec<Range<usize>> = Vec::new();
-        let _ = self.maps.each(range.start, range.end, |found| {
-            let (mut start, end) = (found.start.max(range.start), found.end.min(range.end));
-            let edges = hidden.iter().flat_map(|part| [part.start, part.end]);
-            let inside = |edge: &usize| start < *edge && *edge < end;
-            let edges = edges.filter(|edge| found.access == libc::PROT_NONE && inside(edge));
+        let _ = self.maps.each(range.start, range.end, |mapping| {
+            let (mut start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
+            let edges = managed_parts.iter().flat_map(|part| [part.start, part.end]);
+            let is_inside = |edge: &usize| start < *edge && *edge < end;
+            let edges = edges.filter(|edge| mapping.access == libc::PROT_NONE && is_inside(edge));
             for end in edges.collect::<Vec<usize>>().into_iter().chain([end]) {
                 match all.last_mut() {
                     Some(last) if last.end == start && is_one(start) => last.end = end,

@@ -119,13 +119,13 @@ pub fn existing() -> &'static ManagedProgram {
 /// # Errors
 /// The reason why there is no engine.
 pub fn open(config: &Config) -> Result<(), LackingEngine> {
-    let opened = opened(config)?;
-    let own = [opened.paging.fd(), opened.pagemap.fd(), opened.maps.fd()];
+    let devices = opened(config)?;
+    let own = [devices.paging.fd(), devices.pagemap.fd(), devices.maps.fd()];
     let each = |number: &mut dyn FnMut(i32)| {
-        opened.file.iter().for_each(|file| file.each_number(&mut *number));
+        devices.file.iter().for_each(|file| file.each_number(&mut *number));
     };
     bare::keep_descriptors(&mut numbers(own, each));
-    *OPENED.lock() = Some(opened);
+    *OPENED.lock() = Some(devices);
     Ok(())
 }
 
@@ -188,8 +188,8 @@ pub fn number_least() -> i32 {
 /// # Errors
 /// One line that says what this process lacks.
 pub fn create(config: Config, stats: &'static Stats) -> Result<(), String> {
-    let opened = OPENED.lock().take().expect("opened by the constructor");
-    let program = make(config, opened, stats)?;
+    let devices = OPENED.lock().take().expect("opened by the constructor");
+    let program = make(config, devices, stats)?;
     PROGRAM.store(Box::leak(Box::new(program)), SeqCst);
     Ok(())
 }
@@ -255,7 +255,7 @@ fn make(
 pub fn managed(config: Config) -> Option<&'static ManagedProgram> {
     let stats = Box::leak(Box::new(Stats::new()));
     let program =
-        opened(&config).ok().map(|opened| make(config, opened, stats))?.expect("an engine");
+        opened(&config).ok().map(|devices| make(config, devices, stats))?.expect("an engine");
     program.memory.set_managing(true);
     Some(Box::leak(Box::new(program)))
 }

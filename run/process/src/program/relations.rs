@@ -77,13 +77,13 @@ impl ProgramRelations {
     /// Returns whether a child of the calling thread would reach the remote store's service. A
     /// thread with the rights of the child tries it.
     pub fn child_reaches_store(&self) -> bool {
-        let tried = self.remote.as_ref().map(|remote| {
+        let trial = self.remote.as_ref().map(|remote| {
             bare::once(
                 c"memfold-try",
                 || !matches!(remote.keep(PATIENCE), Err(failure) if failure.is_cut),
             )
         });
-        tried.is_some_and(|tried| tried == Ok(true))
+        trial.is_some_and(|outcome| outcome == Ok(true))
     }
 
     /// Closes the connection to the remote store.
@@ -109,11 +109,11 @@ impl ProgramRelations {
         };
         // SAFETY: by the caller's promise this is the only thread, so no other thread uses the
         // remote store or the swap file.
-        let begun = unsafe {
+        let outcome = unsafe {
             let remote = self.remote.as_ref().map_or(Ok(()), |remote| remote.begin_in_child());
             remote.and_then(|()| pager.fork().begin_file_in_child(open))
         };
-        if let Err(e) = begun {
+        if let Err(e) = outcome {
             diagnostics::die(format_args!(
                 "A child of fork can't make a key for its swap file: {e}"
             ));

@@ -54,18 +54,18 @@ impl ProgramThreads {
     /// Does as [`ProgramThreads::on_behalf`]. Returns `None` if the process of the child's parent
     /// has ended, and with it the engine, or the thread that ran `what`.
     pub fn try_on_behalf<T: Send>(&self, what: impl FnOnce() -> T + Send) -> Option<T> {
-        let (mut what, mut done) = (Some(what), None);
+        let (mut what, mut result) = (Some(what), None);
         while self.serves_errands() && child().is_some() {
-            // SAFETY: `what` is `Send`. `done` is only read when no thread runs `what`: when it is
+            // SAFETY: `what` is `Send`. `result` is only read when no thread runs `what`: when it is
             // done, or after `inherit`. `what` touches no memory of the program, as documented.
             let is_done =
-                unsafe { hand_over(&mut || done = what.take().map(|what| what()), &SERVER) };
+                unsafe { hand_over(&mut || result = what.take().map(|what| what()), &SERVER) };
             if is_done {
-                return done;
+                return result;
             }
             engine::inherit();
-            if done.is_some() || what.is_none() || get().is_none() {
-                return done;
+            if result.is_some() || what.is_none() || get().is_none() {
+                return result;
             }
         }
         what.map(|what| what())
@@ -84,8 +84,8 @@ impl ProgramThreads {
             let _state = state.lock();
             engine::have_done(|| {
                 if !self.serves_errands() {
-                    let started = threads::start_serving();
-                    self.serves_errands.store(started.is_ok(), SeqCst);
+                    let outcome = threads::start_serving();
+                    self.serves_errands.store(outcome.is_ok(), SeqCst);
                 }
             });
         }

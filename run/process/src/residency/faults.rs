@@ -22,12 +22,13 @@ impl ProgramFaults<'_> {
 
     /// Serves a fault. Returns whether that is done, and where the page came from.
     pub fn fault(&self, fault: memfold_gate::KeeperFault) -> (bool, FaultSource) {
-        let memfold_gate::KeeperFault { address: addr, write, protected } = fault;
+        let memfold_gate::KeeperFault { address: addr, write, protected: is_protected } = fault;
         if self.memory.paging().is_tight() {
             self.show_before(addr);
         }
         loop {
-            match self.pager.faults().fault_from(PageFault { addr, write, protected }) {
+            match self.pager.faults().fault_from(PageFault { addr, write, protected: is_protected })
+            {
                 (FaultOutcome::Yes, source) => return (true, source),
                 (FaultOutcome::Again, _) => yield_now(),
                 (FaultOutcome::NotManaged, source) => return (self.fault_elsewhere(addr), source),
@@ -41,9 +42,9 @@ impl ProgramFaults<'_> {
         let block = addr & !(self.memory.block_bytes() - 1);
         loop {
             let mut first = addr;
-            let _ = self.memory.maps().each(addr, addr + 1, |found| {
-                if found.access == libc::PROT_NONE {
-                    first = found.start;
+            let _ = self.memory.maps().each(addr, addr + 1, |mapping| {
+                if mapping.access == libc::PROT_NONE {
+                    first = mapping.start;
                 }
             });
             let fault = PageFault { addr: first, ..PageFault::default() };
@@ -69,8 +70,8 @@ impl ProgramFaults<'_> {
         let mut may_be = false;
         // Where memory is hidden, the program's own errors raise the same signal.
         let hides = self.memory.paging().hides();
-        match self.memory.maps().each(page, page + 1, |found| {
-            may_be |= found.anonymous && (!hides || self.memory.suits(found.access));
+        match self.memory.maps().each(page, page + 1, |mapping| {
+            may_be |= mapping.anonymous && (!hides || self.memory.suits(mapping.access));
         }) {
             Ok(()) => may_be,
             // Without a map, an access that the kernel now allows isn't the program's error.

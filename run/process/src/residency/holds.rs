@@ -104,9 +104,9 @@ impl CallHolds<'_> {
                 at += PAGE_SIZE;
                 continue;
             }
-            let found = self.threads.try_on_behalf(|| self.pager.mappings().run_at(at));
+            let run = self.threads.try_on_behalf(|| self.pager.mappings().run_at(at));
             // A child of vfork that has lost the engine touches all that may be folded.
-            let (is_managed, end) = found.unwrap_or((true, at + PAGE_SIZE));
+            let (is_managed, end) = run.unwrap_or((true, at + PAGE_SIZE));
             let end = end.min(pages.end).min(TOP);
             // Unmanaged memory is left to the kernel: a write here would change a file, or end
             // sharing. Only where memory is hidden, unmanaged memory may be hidden too. And unmanaged
@@ -114,9 +114,12 @@ impl CallHolds<'_> {
             let may_be_missing = self.memory.may_miss_unmanaged();
             if is_managed || may_be_missing {
                 let mut run = (at..end).step_by(PAGE_SIZE);
-                let touched = |page: usize| touch(page, write && is_managed);
-                bad +=
-                    run.by_ref().filter(|page| touched(*page).is_err()).take(BAD_MAX - bad).count();
+                let touch_page = |page: usize| touch(page, write && is_managed);
+                bad += run
+                    .by_ref()
+                    .filter(|page| touch_page(*page).is_err())
+                    .take(BAD_MAX - bad)
+                    .count();
             }
             at = end;
         }
@@ -152,7 +155,7 @@ pub fn touch_lost(names: Names, touch: fn(usize, bool) -> Result<(), BadAddress>
         let known = pages
             .step_by(PAGE_SIZE)
             .filter(|page| program.memory().known().is_set(&(*page..page + 1)));
-        let touched = |page: &usize| touch(*page, span.write).is_err();
-        let _ = known.filter(touched).take(BAD_MAX).count();
+        let is_bad = |page: &usize| touch(*page, span.write).is_err();
+        let _ = known.filter(is_bad).take(BAD_MAX).count();
     });
 }

@@ -23,10 +23,10 @@ const LENT_MOST: usize = 4 << 20;
 /// Returns the ranges of a request, cut to `most` bytes in all. What lies beyond the program's
 /// addresses is left out, because the kernel ends there.
 fn cut(asked: &AskedMemory, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    let mut left = most;
+    let mut rest = most;
     asked.parts.into_iter().take(asked.count).map_while(move |[start, len]| {
-        let len = len.min(left);
-        left -= len;
+        let len = len.min(rest);
+        rest -= len;
         let range = start..start.saturating_add(len);
         (range.end <= TOP).then_some(range)
     })
@@ -63,8 +63,8 @@ impl MemoryLender<'_> {
                 self.pager.holds().release(hold);
                 *place = None;
             }
-            if has_asks && let Some(asked) = own.asked(n) {
-                *place = self.serve_request(own, n, &asked);
+            if has_asks && let Some(request) = own.asked(n) {
+                *place = self.serve_request(own, n, &request);
             }
         }
     }
@@ -122,8 +122,8 @@ impl MemoryLender<'_> {
             let may_be_missing = self.memory.may_miss_unmanaged();
             let write = write && is_managed;
             if (is_managed || may_be_missing) && !populates_all(at, stop - at, write) {
-                let refused = (at..stop).step_by(PAGE_SIZE).find(|page| !self.bring(*page, write));
-                if let Some(page) = refused.filter(|_| is_managed) {
+                let bad_page = (at..stop).step_by(PAGE_SIZE).find(|page| !self.bring(*page, write));
+                if let Some(page) = bad_page.filter(|_| is_managed) {
                     return page.max(range.start);
                 }
             }
@@ -137,10 +137,10 @@ impl MemoryLender<'_> {
         (0..TRIES).any(|_| {
             let is_there = populates(page, write);
             if !is_there {
-                let protected = write
+                let is_protected = write
                     && !self.memory.paging().hides()
                     && self.memory.pagemap().is_populated(page);
-                self.faults.fault(KeeperFault { address: page, write, protected });
+                self.faults.fault(KeeperFault { address: page, write, protected: is_protected });
             }
             is_there
         })

@@ -35,11 +35,11 @@ pub fn serve_sampled(
     serve: impl FnOnce() -> (bool, FaultSource),
 ) -> bool {
     let begin_ns = now_ns();
-    let (served, source) = serve();
+    let (is_served, source) = serve();
     let is_load =
         matches!(source, FaultSource::SwapCache | FaultSource::Pool | FaultSource::Device);
-    if !served || !is_load {
-        return served;
+    if !is_served || !is_load {
+        return is_served;
     }
     let spent_ns = now_ns().saturating_sub(begin_ns);
     leave(ring, |sample| sample.set_load(address as u64, spent_ns));
@@ -63,12 +63,12 @@ pub fn note_mapping(nr: usize, args: &[usize; 6], made: isize) {
 
 /// Leaves a sample with the calling thread's place in the program. `about` adds what it is about.
 fn leave(ring: &SampleRing, about: impl FnOnce(&OpenSample<'_>)) {
-    let Some(taken) = ProgramPlace::take() else { return };
-    let ProgramPlace { ip, sp, bp } = taken.place();
+    let Some(place) = ProgramPlace::take() else { return };
+    let ProgramPlace { ip, sp, bp } = place.place();
     let process = member::sampled_process();
     let interpreter = ring.interpreter(process.image);
     let Some(sample) = ring.begin() else { return };
-    sample.set_thread(process, taken.thread(), now_ns());
+    sample.set_thread(process, place.thread(), now_ns());
     about(&sample);
     sample.set_registers([ip, sp, bp].map(|register| register as u64));
     add_stack(&sample, sp);
@@ -76,7 +76,7 @@ fn leave(ring: &SampleRing, about: impl FnOnce(&OpenSample<'_>)) {
     let functions = PythonFunctions::of_caller(interpreter);
     sample.set_frames(functions.codes());
     sample.finish();
-    functions.note_names(ring, interpreter, process, taken.thread());
+    functions.note_names(ring, interpreter, process, place.thread());
 }
 
 /// Adds the stack from `sp` on, as far as it can be read.

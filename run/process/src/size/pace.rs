@@ -54,9 +54,9 @@ impl LookPace {
         due_ns: Option<u64>,
         has_news: bool,
     ) -> LookPause {
-        let passed = now_ns.saturating_sub(self.looked_ns);
-        let ran = worked_ns.saturating_sub(self.worked_ns);
-        let works = ran >= WORK_NS && ran >= passed / WORK_SHARE;
+        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
+        let ran_ns = worked_ns.saturating_sub(self.worked_ns);
+        let works = ran_ns >= WORK_NS && ran_ns >= elapsed_ns / WORK_SHARE;
         self.pause_ns = match works || has_news {
             true => wanted_ns,
             false => (self.pause_ns * 2).clamp(wanted_ns, REST_MOST_NS.max(wanted_ns)),
@@ -93,8 +93,8 @@ mod tests {
     #[test]
     fn sleeping_program_is_looked_at_once_in_ten_seconds() {
         let (mut pace, mut clock) = (LookPace::default(), (SECOND, SECOND));
-        let working = looks(&mut pace, &mut clock, 100, 1);
-        assert!((150..=210).contains(&working), "{working}");
+        let pauses = looks(&mut pace, &mut clock, 100, 1);
+        assert!((150..=210).contains(&pauses), "{pauses}");
         let ending = looks(&mut pace, &mut clock, 0, 11);
         assert!(ending <= 13, "{ending}");
         let sleeping = looks(&mut pace, &mut clock, 0, 100);
@@ -108,8 +108,8 @@ mod tests {
         clock = (clock.0 + SECOND, clock.1 + WORK_NS);
         assert!(pace.is_due(clock.0, clock.1));
         assert!(pace.note(clock, 5 * MS, None, false).ends_with_work);
-        let woken = looks(&mut pace, &mut clock, 100, 1);
-        assert!(woken >= 150, "{woken}");
+        let wakes = looks(&mut pace, &mut clock, 100, 1);
+        assert!(wakes >= 150, "{wakes}");
     }
 
     #[test]

@@ -45,8 +45,8 @@ impl Statm {
 fn anonymous_in(statm: &str) -> Option<u64> {
     let mut fields = statm.split_ascii_whitespace();
     let resident: u64 = fields.nth(1)?.parse().ok()?;
-    let shared: u64 = fields.next()?.parse().ok()?;
-    Some(resident.saturating_sub(shared) * PAGE_SIZE as u64)
+    let shared_pages: u64 = fields.next()?.parse().ok()?;
+    Some(resident.saturating_sub(shared_pages) * PAGE_SIZE as u64)
 }
 
 /// Returns the memory that the machine has available, bytes; 0 if unknown.
@@ -128,8 +128,8 @@ impl Rollup {
     pub fn shared_memory(&self) -> SharedMemory {
         let names = ["Anonymous:", "Pss_Anon:", "Shared_Dirty:"];
         let mut text = [0u8; 4096];
-        let read = self.0.get().and_then(|file| rustix::io::pread(file, &mut text, 0).ok());
-        let text = core::str::from_utf8(&text[..read.unwrap_or(0)]).unwrap_or("");
+        let len = self.0.get().and_then(|file| rustix::io::pread(file, &mut text, 0).ok());
+        let text = core::str::from_utf8(&text[..len.unwrap_or(0)]).unwrap_or("");
         let [all, own, bytes] = values_in(text, names);
         let others_bytes = all.saturating_sub(own);
         SharedMemory { bytes: bytes.max(others_bytes), others_bytes }

@@ -116,7 +116,7 @@ impl SizeScale {
     /// # Errors
     /// The errors of [`SizeScale::open`].
     pub fn begin_as_child(&self, pager: &Pager, level: &mut SizeLevel) -> Result<(), Errno> {
-        let opened = self.reopen();
+        let is_open = self.reopen();
         level.anonymous = self.statm.anonymous_bytes().unwrap_or(level.anonymous);
         // Until the first measurement all memory counts as shared. Most children end or execute a
         // program before it.
@@ -129,7 +129,7 @@ impl SizeScale {
             && OwnCharge.charge(level.anonymous, pager.limits().is_limited());
         let others = pager.gauges().others_bytes();
         pager.gauges().update_others_bytes(others, level.counted_in_others());
-        opened
+        is_open
     }
 
     /// Measures the size, publishes it to the other processes, and takes this process's share.
@@ -151,8 +151,8 @@ impl SizeScale {
             true => process_size::peak_bytes(),
             false => self.statm.anonymous_bytes()?,
         };
-        let unmanaged = anonymous.saturating_sub(managed);
-        pager.gauges().set_unmanaged_bytes(unmanaged);
+        let unmanaged_bytes = anonymous.saturating_sub(managed);
+        pager.gauges().set_unmanaged_bytes(unmanaged_bytes);
         pager.gauges().publish();
         let before = core::mem::replace(&mut level.anonymous, anonymous);
         let mut others = pager.gauges().others_bytes();
@@ -177,12 +177,16 @@ impl SizeScale {
         member::set_need(need);
         let stays = if is_managing { pager.gauges().least_resident_bytes() } else { 0 };
         // Pages of the pool are shared as others are.
-        let (stored, others) = (pager.limits().stored_bytes(), level.counted_in_others());
+        let (stored_bytes, others) = (pager.limits().stored_bytes(), level.counted_in_others());
         let least = stays.saturating_sub(others);
-        member::set_least(least, stored.saturating_sub(others.saturating_sub(stays)));
+        member::set_least(least, stored_bytes.saturating_sub(others.saturating_sub(stays)));
         member::note_totals();
         self.take_share(pager, level, need);
-        Some(SizeLook { before, unmanaged, slower: 1 + level.company / LOOK_OTHERS })
+        Some(SizeLook {
+            before,
+            unmanaged: unmanaged_bytes,
+            slower: 1 + level.company / LOOK_OTHERS,
+        })
     }
 
     /// Takes this process's share of what the whole run may use.
@@ -201,8 +205,8 @@ impl SizeScale {
         }
         // Processes that sleep have the rest, and don't know yet that they are to give some of it.
         let now = now_ns();
-        let is_known = |(sent, at_ns): (u64, u64)| {
-            sent.abs_diff(need) < SHORT_BYTES || now.saturating_sub(at_ns) < SHORT_NS
+        let is_known = |(bytes, at_ns): (u64, u64)| {
+            bytes.abs_diff(need) < SHORT_BYTES || now.saturating_sub(at_ns) < SHORT_NS
         };
         if !level.short.is_some_and(is_known) {
             level.short = Some((need, now));
@@ -213,8 +217,8 @@ impl SizeScale {
     /// Returns the run's bounds in bytes, as (limit, resident); `u64::MAX` for none.
     fn bounds(&self) -> (u64, u64) {
         let or_none = |bound: Option<u64>| bound.unwrap_or(u64::MAX);
-        let given = || (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
-        member::bounds().unwrap_or_else(given)
+        let bounds = || (or_none(self.config.limit_bytes), or_none(self.config.resident_bytes));
+        member::bounds().unwrap_or_else(bounds)
     }
 
     /// Returns this process's shares of the bounds.
@@ -247,24 +251,24 @@ impl SizeScale {
         if !level.sharing.is_sharing() {
             return false;
         }
-        let loaded = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
+        let loads = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
         let now = ProcessMoves {
             now_ns: now_ns(),
             worked_ns,
             // Copies that were charged have changed the part already.
             moved_bytes: match pager.fork().charges_copies() {
                 true => 0,
-                false => process_size::faulted_bytes() + (loaded << PAGE_SHIFT),
+                false => process_size::faulted_bytes() + (loads << PAGE_SHIFT),
             },
             anonymous: level.anonymous,
         };
         let mut is_measured = false;
         if level.sharing.is_due(&now) {
             let begin = cpu_ns();
-            let shared = self.shared_memory();
+            let sharing = self.shared_memory();
             let cost_ns = cpu_ns() - begin;
             stats::add(&pager.stats().sharing_measured, 1);
-            if level.sharing.note(&now, shared.bytes, shared.others_bytes, cost_ns) {
+            if level.sharing.note(&now, sharing.bytes, sharing.others_bytes, cost_ns) {
                 member::send(News::SHARING);
             }
             member::set_shares_memory(level.sharing.is_sharing());
@@ -300,9 +304,9 @@ mod tests {
             let (pager, account, mut level) =
                 (program.pager(), program.account(), SizeLevel::default());
             let limit = LIMIT;
-            let seen = account.look(&mut level, 0, true).unwrap();
-            assert_eq!((seen.before, seen.slower), (0, 1));
-            assert!(level.anonymous >= seen.unmanaged && level.anonymous > 0);
+            let look = account.look(&mut level, 0, true).unwrap();
+            assert_eq!((look.before, look.slower), (0, 1));
+            assert!(level.anonymous >= look.unmanaged && level.anonymous > 0);
             assert_eq!(pager.limits().bound_bytes(), limit);
             assert!(
                 account.has_room(&mut level, limit) && !account.has_room(&mut level, limit + 1)

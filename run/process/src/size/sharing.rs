@@ -103,12 +103,12 @@ impl SharingWatch {
         if !self.is_sharing {
             return false;
         }
-        let moved = now.moved_bytes.saturating_sub(self.last.moved_bytes)
+        let moved_bytes = now.moved_bytes.saturating_sub(self.last.moved_bytes)
             + self.last.anonymous.saturating_sub(now.anonymous);
-        let worked = now.worked_ns.saturating_sub(self.last.worked_ns);
+        let worked_ns = now.worked_ns.saturating_sub(self.last.worked_ns);
         let least = change_of(self.others);
-        let is_paid = worked >= self.cost_ns * MEASURE_TIMES_MOST;
-        self.is_due |= moved >= least << self.vain || moved >= least && is_paid;
+        let is_paid = worked_ns >= self.cost_ns * MEASURE_TIMES_MOST;
+        self.is_due |= moved_bytes >= least << self.vain || moved_bytes >= least && is_paid;
         self.due_ns().is_some_and(|at_ns| now.now_ns >= at_ns)
     }
 
@@ -166,8 +166,8 @@ mod tests {
                 self.moves.worked_ns += MS / 100 * percent;
                 self.moves.moved_bytes += fault_mib * MIB * (n % 10) / 4500;
                 if self.watch.is_due(&self.moves) {
-                    let shared = 100 * MIB;
-                    self.watch.note(&self.moves, shared, self.others, COST_NS);
+                    let shared_bytes = 100 * MIB;
+                    self.watch.note(&self.moves, shared_bytes, self.others, COST_NS);
                     self.measured += 1;
                 }
             }

@@ -222,15 +222,15 @@ impl SampleRing {
     /// Takes all whole samples, ordered by time.
     pub fn take(&self) -> Vec<Sample> {
         let whole = self.places.iter().filter(|place| place.state.load(Acquire) == WHOLE);
-        let mut found: Vec<Sample> = whole
+        let mut samples: Vec<Sample> = whole
             .filter_map(|place| {
                 let sample = place.sample();
                 place.state.store(FREE, Release);
                 sample
             })
             .collect();
-        found.sort_by_key(|sample| sample.time_ns);
-        found
+        samples.sort_by_key(|sample| sample.time_ns);
+        samples
     }
 
     /// Publishes where the processes of an image have their interpreter. Returns `false` if there
@@ -245,8 +245,8 @@ impl SampleRing {
 
     /// Returns where the processes of an image have their interpreter.
     pub fn interpreter(&self, image: u64) -> Option<Interpreter> {
-        let mut used = self.head.interpreters.iter().take_while(|place| !place.is_free());
-        used.find_map(|place| place.of(image))
+        let mut places = self.head.interpreters.iter().take_while(|place| !place.is_free());
+        places.find_map(|place| place.of(image))
     }
 }
 
@@ -375,13 +375,13 @@ mod tests {
         assert_eq!(other.every(), 3);
         assert!(leave_load(&other, 100, 60) && leave_load(&other, 101, 50));
         let open = other.begin().unwrap();
-        let found = ring.take();
+        let samples = ring.take();
         let kind = |address| SampleKind::Load { address, spent_ns: 5 };
         assert_eq!(
-            found.iter().map(|sample| sample.kind.clone()).collect::<Vec<_>>(),
+            samples.iter().map(|sample| sample.kind.clone()).collect::<Vec<_>>(),
             [kind(101), kind(100)]
         );
-        let Sample { process, thread, time_ns, registers, frames, stack, .. } = &found[0];
+        let Sample { process, thread, time_ns, registers, frames, stack, .. } = &samples[0];
         assert_eq!((*process, *thread, *time_ns, *registers), (OWN, 8, 50, [1, 2, 3]));
         assert_eq!((&frames[..], &stack[..]), (&[11, 0][..], &[21, 22, 23][..]));
         assert!(ring.take().is_empty(), "an open sample isn't whole");
@@ -392,8 +392,8 @@ mod tests {
     #[test]
     fn full_ring_counts_lost_samples_and_recovers() {
         let (ring, _file) = SampleRing::create(1).unwrap();
-        let left = (0..PLACES as u64 + 3).filter(|n| leave_load(&ring, *n, *n)).count();
-        assert_eq!((left, ring.lost()), (PLACES, 3));
+        let rest = (0..PLACES as u64 + 3).filter(|n| leave_load(&ring, *n, *n)).count();
+        assert_eq!((rest, ring.lost()), (PLACES, 3));
         assert_eq!(ring.take().len(), PLACES);
         assert!(leave_load(&ring, 1, 1));
         assert_eq!(ring.take().len(), 1);
@@ -408,10 +408,10 @@ mod tests {
         assert!(sample.add_words(&[1; STACK_WORDS_MAX - 1]) && !sample.add_words(&[2, 3]));
         sample.set_frames(&[4; FRAMES_MAX + 1]);
         sample.finish();
-        let found = ring.take().remove(0);
-        assert_eq!(found.frames, [4; FRAMES_MAX]);
-        assert_eq!((found.stack.len(), found.stack[STACK_WORDS_MAX - 1]), (STACK_WORDS_MAX, 2));
-        assert_eq!(found.kind, SampleKind::Mapping { start: 4096, len: 8192 });
+        let sample = ring.take().remove(0);
+        assert_eq!(sample.frames, [4; FRAMES_MAX]);
+        assert_eq!((sample.stack.len(), sample.stack[STACK_WORDS_MAX - 1]), (STACK_WORDS_MAX, 2));
+        assert_eq!(sample.kind, SampleKind::Mapping { start: 4096, len: 8192 });
     }
 
     #[test]
@@ -449,12 +449,13 @@ mod tests {
     fn one_fault_in_so_many_is_due_whatever_the_pattern() {
         for every in [1, 7, 64] {
             let (ring, _file) = SampleRing::create(every).unwrap();
-            let due: Vec<bool> = (0..64_000).map(|_| ring.is_due()).collect();
+            let due_flags: Vec<bool> = (0..64_000).map(|_| ring.is_due()).collect();
             // The loads of a loop over several functions.
             for period in [1, 2, 3, 8, 64] {
-                let count = due.iter().step_by(period).filter(|due| **due).count() as u64;
-                let wanted = 64_000 / period as u64 / every;
-                assert!(count.abs_diff(wanted) <= wanted / 5 + 5, "{every}, {period}: {count}");
+                let count =
+                    due_flags.iter().step_by(period).filter(|is_due| **is_due).count() as u64;
+                let expected = 64_000 / period as u64 / every;
+                assert!(count.abs_diff(expected) <= expected / 5 + 5, "{every}, {period}: {count}");
             }
         }
     }

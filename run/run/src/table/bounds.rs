@@ -208,12 +208,15 @@ impl RunBounds {
         let slotless = self.slotless().1;
         for n in [true, false].map(place) {
             let share = if n == place(true) { self.page.share.load(Relaxed) } else { u64::MAX };
-            let given = self.page.given[n].load(Relaxed).min(share);
-            let bound =
-                if given == u64::MAX { given } else { given.saturating_sub(slotless).max(1) };
-            let asked = |user: usize| users[user][n];
-            let largest = (0..users.len()).max_by_key(|user| (asked(*user).largest, *user));
-            let claims: Vec<ShareClaim> = (0..users.len()).map(|user| asked(user).claim).collect();
+            let share_given = self.page.given[n].load(Relaxed).min(share);
+            let bound = if share_given == u64::MAX {
+                share_given
+            } else {
+                share_given.saturating_sub(slotless).max(1)
+            };
+            let claim = |user: usize| users[user][n];
+            let largest = (0..users.len()).max_by_key(|user| (claim(*user).largest, *user));
+            let claims: Vec<ShareClaim> = (0..users.len()).map(|user| claim(user).claim).collect();
             let shares = shares(bound, &claims);
             for (user, part) in self.page.parts.iter().enumerate().take(users.len()) {
                 let others = claims.iter().enumerate().filter(|(other, _)| *other != user);
@@ -251,8 +254,8 @@ impl UserPortion {
     /// Returns the bytes that this user's processes with a slot may use now, as (limit, resident);
     /// `u64::MAX` for no bound.
     pub fn left(&self) -> (u64, u64) {
-        let left = |limit: bool| self.part.bytes[place(limit)].load(Relaxed);
-        (left(true), left(false))
+        let rest = |limit: bool| self.part.bytes[place(limit)].load(Relaxed);
+        (rest(true), rest(false))
     }
 
     /// Returns the bytes that processes of other users hold at least, as far as is known, and
@@ -298,19 +301,19 @@ mod tests {
     fn users_share_as_processes_do() {
         let (bounds, _file) = RunBounds::create(u64::MAX, &KEY).unwrap();
         bounds.set_given(100, 90);
-        let dealt = |users: &[[AskedShare; 2]]| {
+        let deal = |users: &[[AskedShare; 2]]| {
             bounds.deal(users);
             (0..users.len()).map(|user| bounds.portion(user).left()).collect::<std::vec::Vec<_>>()
         };
-        assert_eq!(dealt(&[asked(500, 200, 7)]), [(100, 90)]);
-        assert_eq!(dealt(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);
+        assert_eq!(deal(&[asked(500, 200, 7)]), [(100, 90)]);
+        assert_eq!(deal(&[asked(500, 0, 0), asked(20, 0, 0)]), [(80, 70), (20, 20)]);
         // Each user gets half of what neither needs.
-        assert_eq!(dealt(&[asked(40, 0, 0), asked(20, 0, 0)]), [(60, 55), (40, 35)]);
+        assert_eq!(deal(&[asked(40, 0, 0), asked(20, 0, 0)]), [(60, 55), (40, 35)]);
         // A user that claims without end gets no more than an equal share.
-        assert_eq!(dealt(&[asked(80, 0, 5), asked(u64::MAX, 0, 9)]), [(50, 45), (50, 45)]);
+        assert_eq!(deal(&[asked(80, 0, 5), asked(u64::MAX, 0, 9)]), [(50, 45), (50, 45)]);
         assert_eq!(bounds.portion(0).others(true), (0, false));
         assert_eq!(bounds.portion(1).others(false), (0, true));
-        assert_eq!(dealt(&[asked(80, 70, 70), asked(80, 10, 10)]), [(70, 70), (30, 20)]);
+        assert_eq!(deal(&[asked(80, 70, 70), asked(80, 10, 10)]), [(70, 70), (30, 20)]);
         assert_eq!(
             (bounds.portion(0).others(true), bounds.portion(1).others(true)),
             ((10, true), (70, false))

@@ -216,8 +216,8 @@ impl ProcessSlot {
     pub fn lend(&self, n: usize, lease: LeaseId, bytes: u64) -> bool {
         let request = &self.requests.0[n];
         request.held.store(bytes, SeqCst);
-        let held = lease.state + (HELD - ASKED);
-        let is_told = request.state.compare_exchange(lease.state, held, SeqCst, Relaxed).is_ok();
+        let state = lease.state + (HELD - ASKED);
+        let is_told = request.state.compare_exchange(lease.state, state, SeqCst, Relaxed).is_ok();
         if is_told {
             let _ = futex::wake(&request.state, futex::Flags::empty(), i32::MAX as u32);
         }
@@ -246,8 +246,8 @@ impl RunTable {
     ) -> Option<ProcessSlot> {
         let key = self.key();
         let is_it = |process: &ProcessSlot| {
-            let (at, mut found) = (process.slot.sign.load(SeqCst) as usize, [0; 3]);
-            at != 0 && read(at, &mut found) && found == [key[0], key[1], process.id()]
+            let (at, mut numbers) = (process.slot.sign.load(SeqCst) as usize, [0; 3]);
+            at != 0 && read(at, &mut numbers) && numbers == [key[0], key[1], process.id()]
         };
         let likely = self.alive().filter(|process| process.pid() == pid).find(is_it);
         likely.or_else(|| self.alive().filter(|process| process.pid() != pid).find(is_it))

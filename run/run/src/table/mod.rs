@@ -204,9 +204,9 @@ impl RunTable {
         // never unmapped. Both hold only atomics, for which every bit pattern is valid and which
         // other processes may change at any time.
         let (head, groups) = unsafe { (&*at.cast::<RunHeader>(), groups_at(at, 1)) };
-        let mut mapped = MappedSlots { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
-        mapped.add(at, len, groups);
-        Ok(RunTable { head, portion: portion(head)?, slots, mapped: Mutex::new(mapped) })
+        let mut mappings = MappedSlots { groups: &[], all: [(0, 0); MAPPINGS], count: 0 };
+        mappings.add(at, len, groups);
+        Ok(RunTable { head, portion: portion(head)?, slots, mapped: Mutex::new(mappings) })
     }
 
     /// Gives up the table for good. Afterwards no write of this process to it, by any pointer,
@@ -216,12 +216,12 @@ impl RunTable {
     /// ENOMEM: the kernel has no memory to replace a mapping. Other mappings may be replaced
     /// already.
     pub fn give_up(&self) -> Result<(), Errno> {
-        let mapped = self.mapped.lock();
+        let mappings = self.mapped.lock();
         // SAFETY: these are the table's own mappings, and they hold only atomics, for which zeros
         // are valid.
         let replace =
             |(at, len): (usize, usize)| unsafe { shared::replace_by_zeros(at as *mut c_void, len) };
-        mapped.all[..mapped.count].iter().copied().try_for_each(replace)
+        mappings.all[..mappings.count].iter().copied().try_for_each(replace)
     }
 
     /// Returns the words that identify the run.
@@ -244,15 +244,15 @@ impl RunTable {
     /// Only `memfold run` calls it.
     pub fn send_bounds(&self) {
         let (limit, resident) = self.bounds_left();
-        let changed = |sent: &AtomicU64, now: u64| {
-            let is_changed = sent.load(Relaxed).abs_diff(now) >= SENT_BYTES;
+        let has_changed = |cell: &AtomicU64, now: u64| {
+            let is_changed = cell.load(Relaxed).abs_diff(now) >= SENT_BYTES;
             if is_changed {
-                sent.store(now, Relaxed);
+                cell.store(now, Relaxed);
             }
             is_changed
         };
         let [sent_limit, sent_resident] = &self.head.sent;
-        let is_changed = changed(sent_limit, limit) | changed(sent_resident, resident);
+        let is_changed = has_changed(sent_limit, limit) | has_changed(sent_resident, resident);
         if is_changed {
             self.send(None, News::BOUNDS);
         }
@@ -260,8 +260,8 @@ impl RunTable {
 
     /// Raises the peaks to what the processes hold now, if that is due.
     pub fn note_totals(&self) {
-        let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
-        if !self.head.totals.is_due(used, now_ns()) {
+        let count = (self.head.used.load(Relaxed) as usize).min(self.slots);
+        if !self.head.totals.is_due(count, now_ns()) {
             return;
         }
         let mut sum = PeakSums::default();
@@ -398,8 +398,8 @@ impl RunTable {
     /// Records whether a process of the run has a seccomp filter, which programs that it executes
     /// inherit. Once one has, later calls change nothing.
     pub fn note_filter(&self, has: bool) {
-        let found = if has { FILTERS_SOME } else { FILTERS_NONE };
-        self.head.filters.fetch_max(found, SeqCst);
+        let filters = if has { FILTERS_SOME } else { FILTERS_NONE };
+        self.head.filters.fetch_max(filters, SeqCst);
     }
 
     /// Returns whether a process of the run may have a seccomp filter; `None` while no process has
@@ -414,14 +414,14 @@ impl RunTable {
     /// Records that a process is about to execute a program that cannot be managed. `about` is its
     /// name and the reason. Returns whether it is the first, whose text is kept.
     pub fn note_unmanaged(&self, about: &[u8]) -> bool {
-        let unmanaged = &self.head.unmanaged;
-        unmanaged.count.fetch_add(1, Relaxed);
+        let others = &self.head.unmanaged;
+        others.count.fetch_add(1, Relaxed);
         self.stir();
-        let is_first = unmanaged.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
+        let is_first = others.state.compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if is_first {
             let all = about.iter().copied().chain(core::iter::repeat(0));
-            unmanaged.first.iter().zip(all).for_each(|(to, from)| to.store(from, Relaxed));
-            unmanaged.state.store(2, Release);
+            others.first.iter().zip(all).for_each(|(to, from)| to.store(from, Relaxed));
+            others.state.store(2, Release);
         }
         is_first
     }
@@ -438,11 +438,11 @@ impl RunTable {
     /// Returns how often programs that cannot be managed were executed, and the text about the
     /// first.
     pub fn unmanaged(&self) -> (u64, Vec<u8>) {
-        let unmanaged = &self.head.unmanaged;
-        let is_known = unmanaged.state.load(Acquire) == 2;
-        let text = unmanaged.first.iter().map(|byte| byte.load(Relaxed));
+        let others = &self.head.unmanaged;
+        let is_known = others.state.load(Acquire) == 2;
+        let text = others.first.iter().map(|byte| byte.load(Relaxed));
         let text = text.take_while(|byte| is_known && *byte != 0).collect();
-        (unmanaged.count.load(Relaxed), text)
+        (others.count.load(Relaxed), text)
     }
 
     /// Claims a slot for the calling thread's process, whose number for `memfold run` is `pid`. The
@@ -454,20 +454,20 @@ impl RunTable {
     /// - As [`memfold_os::thread::owner::RobustOwner::claim`] requires, the calling thread has no
     ///   robust list that is needed.
     pub unsafe fn claim(&self, pid: u32) -> Option<ProcessSlot> {
-        let used = self.head.used.load(Relaxed) as usize;
+        let count = self.head.used.load(Relaxed) as usize;
         let is_left =
             |n: &usize| self.slot(*n).is_some_and(|s| s.owner.state() == OwnerState::Ended);
         let is_kept =
             |n: &usize| is_left(n) && self.slot(*n).is_some_and(|s| s.pid.load(Relaxed) == pid);
         // SAFETY: the caller promises that its thread has no robust list that is needed.
         let take = |n: usize| unsafe { self.take(n, pid) };
-        if let Some(kept) = (0..used).find(is_kept).and_then(take) {
-            return Some(kept);
+        if let Some(process) = (0..count).find(is_kept).and_then(take) {
+            return Some(process);
         }
-        if used >= APART
-            && let Some(left) = (0..used).filter(is_left).find_map(take)
+        if count >= APART
+            && let Some(process) = (0..count).filter(is_left).find_map(take)
         {
-            return Some(left);
+            return Some(process);
         }
         let next = self.head.used.fetch_add(1, AcqRel) as usize;
         if next >= self.slots {
@@ -485,8 +485,8 @@ impl RunTable {
         let process = self.process(n)?;
         // SAFETY: the caller promises that its thread has no robust list that is needed. The table
         // is never unmapped, and each slot has a `RobustList` of its own.
-        let taken = unsafe { process.slot.owner.claim(&process.place.will) };
-        if taken != Ok(true) {
+        let claim = unsafe { process.slot.owner.claim(&process.place.will) };
+        if claim != Ok(true) {
             return None;
         }
         process.slot.sign.store(0, SeqCst);
@@ -505,8 +505,8 @@ impl RunTable {
 
     /// Returns every process that has had a slot, in the order of the slots.
     pub fn processes(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
-        let used = self.head.used.load(Relaxed) as usize;
-        (0..used.min(self.slots))
+        let count = self.head.used.load(Relaxed) as usize;
+        (0..count.min(self.slots))
             .map_while(|n| self.process(n))
             .filter(|p| p.slot.owner.state() != OwnerState::Free)
     }
@@ -525,9 +525,10 @@ impl RunTable {
     /// memory. Processes that need nothing are left out. What ended processes were charged with is
     /// released. If one of them shared memory, the processes that share memory get news.
     pub fn claims_of_others(&self, own: Option<ProcessSlot>, limit: bool) -> Vec<ShareClaim> {
-        let used = (self.head.used.load(Relaxed) as usize).min(self.slots);
+        let count = (self.head.used.load(Relaxed) as usize).min(self.slots);
         let own = own.map(|own| own.number);
-        let slots = self.mapped(used).iter().flat_map(|group| &group.slots).take(used).enumerate();
+        let slots =
+            self.mapped(count).iter().flat_map(|group| &group.slots).take(count).enumerate();
         let others = slots.filter(|(n, _)| Some(*n) != own);
         let mut has_shared = false;
         let claim = |slot: &SlotWords| match slot.owner.state() {
@@ -564,23 +565,23 @@ impl RunTable {
 
     /// Returns the groups of the first `slots` slots, or as many as can be mapped.
     fn mapped(&self, slots: usize) -> &'static [TableGroup] {
-        let mut mapped = self.mapped.lock();
+        let mut mappings = self.mapped.lock();
         let count = slots.div_ceil(GROUP);
-        if count > mapped.groups.len() {
+        if count > mappings.groups.len() {
             // The length doubles each time, so all mappings together are less than four times the
             // last.
-            let wanted = count.next_power_of_two().min(self.slots / GROUP);
+            let group_count = count.next_power_of_two().min(self.slots / GROUP);
             let at = self.head as *const RunHeader as *mut c_void;
-            // SAFETY: the table is mapped at `at`, and `wanted` is at most the number of groups in
+            // SAFETY: the table is mapped at `at`, and `group_count` is at most the number of groups in
             // its file.
-            if let Ok(at) = unsafe { shared::map_again(at, len_of(wanted * GROUP)) } {
-                // SAFETY: `map_again` mapped the header and `wanted` groups at `at`, which starts
+            if let Ok(at) = unsafe { shared::map_again(at, len_of(group_count * GROUP)) } {
+                // SAFETY: `map_again` mapped the header and `group_count` groups at `at`, which starts
                 // at a page. The mapping is never unmapped.
-                let groups = unsafe { groups_at(at, wanted) };
-                mapped.add(at, len_of(wanted * GROUP), groups);
+                let groups = unsafe { groups_at(at, group_count) };
+                mappings.add(at, len_of(group_count * GROUP), groups);
             }
         }
-        &mapped.groups[..count.min(mapped.groups.len())]
+        &mappings.groups[..count.min(mappings.groups.len())]
     }
 }
 

@@ -27,8 +27,8 @@ impl TableCharges {
     /// Returns whether the process shared memory, which the first call for it learns.
     pub(super) fn forget(&self, slot: &SlotWords) -> bool {
         if slot.charged_bytes.load(Relaxed) > 0 {
-            let charged = slot.charged_bytes.swap(0, AcqRel);
-            self.charged_bytes.fetch_sub(charged, AcqRel);
+            let bytes = slot.charged_bytes.swap(0, AcqRel);
+            self.charged_bytes.fetch_sub(bytes, AcqRel);
         }
         slot.shares_memory.load(Relaxed) != 0 && slot.shares_memory.swap(0, AcqRel) != 0
     }
@@ -85,10 +85,10 @@ impl News {
 impl SlotWords {
     /// Returns what the process asks of a bound. `limit` is whether the bound counts folded memory.
     pub(super) fn claim(&self, limit: bool) -> ShareClaim {
-        let stored = if limit { self.stored_bytes.load(Relaxed) } else { 0 };
+        let bytes = if limit { self.stored_bytes.load(Relaxed) } else { 0 };
         ShareClaim {
             need: self.need_bytes.load(Relaxed),
-            least: self.least_bytes.load(Relaxed).saturating_add(stored),
+            least: self.least_bytes.load(Relaxed).saturating_add(bytes),
             ..ShareClaim::default()
         }
     }

@@ -46,15 +46,15 @@ fn claim_in_other_thread(table: &'static RunTable, pid: u32) -> ProcessSlot {
 
 #[test]
 fn table_is_opened_with_its_key_only() {
-    let (bounds, shown) = RunBounds::create(u64::MAX, &KEY).unwrap();
+    let (bounds, shown_file) = RunBounds::create(u64::MAX, &KEY).unwrap();
     let (table, file) = RunTable::create(1000, u64::MAX, bounds, 3).unwrap();
     set_bounds(&table, 5, 6);
-    let other = RunTable::open(&file, RunBounds::open(&shown, &KEY).unwrap()).unwrap();
+    let other = RunTable::open(&file, RunBounds::open(&shown_file, &KEY).unwrap()).unwrap();
     assert_eq!((other.portion().bounds().given(), other.note_process()), ((5, 6), true));
     claim(&table, 77).unwrap().stats().faults.store(3, Relaxed);
-    let seen: Vec<_> =
+    let figures: Vec<_> =
         other.processes().map(|p| (p.pid(), p.stats().faults.load(Relaxed))).collect();
-    assert_eq!((seen, table.note_process()), (std::vec![(77, 3)], false));
+    assert_eq!((figures, table.note_process()), (std::vec![(77, 3)], false));
     assert!(table.has_begun() && !table.has_gate());
     table.note_gate();
     assert!(!other.note_process() && other.has_gate());
@@ -175,11 +175,11 @@ fn peaks_are_of_processes_that_lived_at_once() {
         table.note_totals();
     }
     assert_eq!(table.totals().peaks(), [145, 145, 0, 0, 280]);
-    for ((limit, resident), left) in
+    for ((limit, resident), rest) in
         [((50, u64::MAX), (45, u64::MAX)), ((u64::MAX, 7), (u64::MAX, 2)), ((3, 5), (1, 1))]
     {
         set_bounds(table, limit, resident);
-        assert_eq!(table.bounds_left(), left);
+        assert_eq!(table.bounds_left(), rest);
     }
 }
 
@@ -201,9 +201,9 @@ fn table_that_is_given_up_stays_readable_here() {
     (0..100).for_each(|pid| {
         drop(std::thread::scope(|s| s.spawn(|| claim(&theirs, pid).is_some()).join()))
     });
-    let seen: Vec<ProcessSlot> = ours.processes().collect();
+    let slots: Vec<ProcessSlot> = ours.processes().collect();
     ours.give_up().unwrap();
-    seen.iter().for_each(|process| process.stats().faults.store(7, Relaxed));
+    slots.iter().for_each(|process| process.stats().faults.store(7, Relaxed));
     ours.note_unmanaged(b"/x: static");
     assert_eq!((ours.processes().count(), theirs.processes().count() >= APART), (0, true));
     assert_eq!(theirs.unmanaged().0, 0);
@@ -213,8 +213,8 @@ fn table_that_is_given_up_stays_readable_here() {
 #[test]
 fn full_table_has_no_slot() {
     let table = table(64);
-    let held: Vec<_> = (0..64).map(|pid| claim(table, pid)).collect();
-    assert!(held.iter().all(Option::is_some) && claim(table, 64).is_none());
+    let slots: Vec<_> = (0..64).map(|pid| claim(table, pid)).collect();
+    assert!(slots.iter().all(Option::is_some) && claim(table, 64).is_none());
     assert_eq!(table.processes().count(), 64);
     let bounds = *table.portion();
     assert!(RunTable::create(1, 4096, bounds.bounds(), 0).is_err());
@@ -227,15 +227,15 @@ fn lent_memory_is_held_until_the_borrower_gives_it_back() {
     assert!(!lender.take_asks() && lender.asked(0).is_none());
     let lease = lender.ask(&borrower, &[[0x1000, 7], [0x5000, 9]], true).unwrap();
     assert!(lender.take_asks() && !lender.take_asks() && lease.wait(1).is_none());
-    let asked = lender.asked(0).unwrap();
+    let request = lender.asked(0).unwrap();
     assert_eq!(
-        (&asked.parts[..asked.count], asked.writes),
+        (&request.parts[..request.count], request.writes),
         (&[[0x1000, 7], [0x5000, 9]][..], true)
     );
-    assert!(lender.lend(0, asked.lease, 12) && lender.is_lent(0, asked.lease));
+    assert!(lender.lend(0, request.lease, 12) && lender.is_lent(0, request.lease));
     assert_eq!((lease.wait(u64::MAX), lender.asked(0)), (Some(12), None));
     drop(lease);
-    assert!(!lender.is_lent(0, asked.lease));
+    assert!(!lender.is_lent(0, request.lease));
 }
 
 #[test]
@@ -243,32 +243,32 @@ fn answer_to_a_borrower_that_gave_up_reaches_no_other() {
     let table = table(64);
     let (lender, borrower) = (claim(table, 1).unwrap(), claim_in_other_thread(table, 2));
     let lease = lender.ask(&borrower, &[[0x1000, 7]], false).unwrap();
-    let asked = lender.asked(0).unwrap();
+    let request = lender.asked(0).unwrap();
     drop(lease);
-    assert!(!lender.lend(0, asked.lease, 7), "nothing waits for it");
+    assert!(!lender.lend(0, request.lease, 7), "nothing waits for it");
     let lease = lender.ask(&borrower, &[[0x9000, 3]], false).unwrap();
-    assert!(!lender.lend(0, asked.lease, 7) && lease.wait(1).is_none());
-    let asked = lender.asked(0).unwrap();
-    assert!(lender.lend(0, asked.lease, 3) && lease.wait(1) == Some(3));
+    assert!(!lender.lend(0, request.lease, 7) && lease.wait(1).is_none());
+    let request = lender.asked(0).unwrap();
+    assert!(lender.lend(0, request.lease, 3) && lease.wait(1) == Some(3));
 }
 
 #[test]
 fn requests_of_ended_borrowers_are_free_again() {
     let table = table(64);
     let lender = claim(table, 1).unwrap();
-    let ended = claim_and_end(table, 2);
-    let ended_id = ended.id();
+    let process = claim_and_end(table, 2);
+    let ended_id = process.id();
     for _ in 0..lending::REQUESTS {
-        core::mem::forget(lender.ask(&ended, &[[0x1000, 7]], false).unwrap());
+        core::mem::forget(lender.ask(&process, &[[0x1000, 7]], false).unwrap());
     }
-    let asked = lender.asked(3).unwrap();
-    assert!(lender.lend(3, asked.lease, 7));
+    let request = lender.asked(3).unwrap();
+    assert!(lender.lend(3, request.lease, 7));
     let borrower = claim_in_other_thread(table, 2);
     assert!(lender.ask(&borrower, &[[0x1000, 7]], false).is_none());
     assert!(borrower.id() != ended_id, "the slot was reused");
-    assert!(lender.is_lent(3, asked.lease));
+    assert!(lender.is_lent(3, request.lease));
     table.free_requests(&lender);
-    assert!(!lender.is_lent(3, asked.lease));
+    assert!(!lender.is_lent(3, request.lease));
     let lease = lender.ask(&borrower, &[[0x1000, 7]], false).unwrap();
     table.free_requests(&lender);
     assert!(lender.asked(0).is_some() && lease.has_lender());
@@ -289,7 +289,7 @@ fn process_is_found_by_the_sign_in_its_memory() {
     assert!(find(1).is_none());
     lender.put_sign(&SIGN, table.key());
     // The number is only a hint.
-    assert!([1, 77].into_iter().all(|pid| find(pid).is_some_and(|found| found.is(&lender))));
+    assert!([1, 77].into_iter().all(|pid| find(pid).is_some_and(|process| process.is(&lender))));
     SIGN.clear();
     assert!(find(1).is_none());
 }

@@ -65,8 +65,8 @@ impl TablePeaks {
     pub fn is_due(&self, slots: usize, now_ns: u64) -> bool {
         let last = self.summed_at_ns.load(Relaxed);
         // Processes in other time namespaces have other clocks.
-        let due = slots <= SLOTS_FEW || now_ns.abs_diff(last) >= slots as u64 * SLOT_NS;
-        due && self.summed_at_ns.compare_exchange(last, now_ns, Relaxed, Relaxed).is_ok()
+        let is_due = slots <= SLOTS_FEW || now_ns.abs_diff(last) >= slots as u64 * SLOT_NS;
+        is_due && self.summed_at_ns.compare_exchange(last, now_ns, Relaxed, Relaxed).is_ok()
     }
 
     /// Raises the peaks to `sum`, which is what processes with a slot hold now, plus the bytes of

@@ -64,9 +64,9 @@ pub(super) fn word<const W: usize>(words: &[u8], nth: usize) -> u64 {
 /// Encodes a difference of two words as a number that is small for small differences in both
 /// directions ("zigzag").
 pub(super) fn folded<const W: usize>(difference: u64) -> u64 {
-    let unused = 64 - 8 * W as u32;
-    let signed = (difference << unused) as i64 >> unused;
-    (((signed << 1) ^ (signed >> 63)) as u64) << unused >> unused
+    let spare_bits = 64 - 8 * W as u32;
+    let difference = (difference << spare_bits) as i64 >> spare_bits;
+    (((difference << 1) ^ (difference >> 63)) as u64) << spare_bits >> spare_bits
 }
 
 /// Builds `count` words of `width` bytes from their planes. With `first` the planes are those of
@@ -269,18 +269,18 @@ mod tests {
             };
         }
         let first = deltas.then(|| word::<W>(&words, 0));
-        let mut joined = [vec![0xc3; words.len()], vec![0xc3; words.len()]];
+        let mut planes_joined = [vec![0xc3; words.len()], vec![0xc3; words.len()]];
         // SAFETY: the planes lie in `bytes`, or are constant; the results have room for all words.
         unsafe {
-            join(&planes, W, count, first, joined[0].as_mut_ptr());
-            let to = joined[1].as_mut_ptr();
+            join(&planes, W, count, first, planes_joined[0].as_mut_ptr());
+            let to = planes_joined[1].as_mut_ptr();
             match deltas {
                 true => plain::<W, true>(&planes, count, word::<W>(&words, 0), to),
                 false => plain::<W, false>(&planes, count, 0, to),
             }
         }
-        assert!(joined[0] == words, "{W} {deltas} {constant:?}");
-        assert!(joined[1] == words, "{W} {deltas} {constant:?}, a word at a time");
+        assert!(planes_joined[0] == words, "{W} {deltas} {constant:?}");
+        assert!(planes_joined[1] == words, "{W} {deltas} {constant:?}, a word at a time");
     }
 
     #[test]

@@ -49,21 +49,21 @@ fn sample(block: &[u8]) -> [[u8; LINE]; PLACES] {
 
 /// Estimates the planes of words of `W` bytes, in 64ths of the block.
 fn planes<const W: usize>(lines: &[[u8; LINE]; PLACES], deltas: bool) -> usize {
-    let mut changing = 0u64;
+    let mut changes = 0u64;
     let first = kernel::word::<W>(&lines[0], 0);
     for line in lines {
         let mut before = kernel::word::<W>(line, 0);
         for nth in 0..LINE / W {
             let word = kernel::word::<W>(line, nth);
-            changing |= match deltas {
+            changes |= match deltas {
                 true => kernel::folded::<W>(word.wrapping_sub(before)),
                 false => word ^ first,
             };
             before = word;
         }
     }
-    let changing = changing.to_le_bytes();
-    let bits = changing[..W].iter().map(|bits| match bits.count_ones() {
+    let changes = changes.to_le_bytes();
+    let bits = changes[..W].iter().map(|bits| match bits.count_ones() {
         // A codec makes it smaller.
         few @ 0..=5 => few as usize,
         _ => 8,
@@ -73,14 +73,14 @@ fn planes<const W: usize>(lines: &[[u8; LINE]; PLACES], deltas: bool) -> usize {
 
 /// Estimates a table of the words of `W` bytes, in bytes, if one is possible.
 fn table<const W: usize>(lines: &[[u8; LINE]; PLACES], len: usize) -> usize {
-    let mut drawn = [0u64; DRAWN];
-    for (i, to) in drawn.iter_mut().enumerate() {
+    let mut samples = [0u64; DRAWN];
+    for (i, to) in samples.iter_mut().enumerate() {
         // Takes the same number from every line: its first word, and every other one of four bytes.
         let nth = i % (DRAWN / PLACES) * (LINE / W / (DRAWN / PLACES));
         *to = kernel::word::<W>(&lines[i / (DRAWN / PLACES)], nth);
     }
-    drawn.sort_unstable();
-    let different = 1 + drawn.windows(2).filter(|two| two[0] != two[1]).count();
+    samples.sort_unstable();
+    let different = 1 + samples.windows(2).filter(|two| two[0] != two[1]).count();
     let cost = len / W + W * (2 * different).min(TABLE_MAX);
     if different > SEEN_MAX { usize::MAX } else { cost }
 }
@@ -110,11 +110,11 @@ mod tests {
         let small = block(|_| random.word() & 0x3f_0000_003f);
         assert_eq!(look(&small), plan(4, PlaneWords::Plain));
         let some: Vec<u64> = (0..120).map(|_| random.word()).collect();
-        let picked = block(|_| some[random.below(120)]);
-        assert_eq!(look(&picked), plan(8, PlaneWords::Table));
+        let few_values = block(|_| some[random.below(120)]);
+        assert_eq!(look(&few_values), plan(8, PlaneWords::Table));
         let eighths = |n: usize| (n as f32 / 127.0).to_bits() as u64;
-        let picked = block(|_| eighths(random.below(128)) | eighths(random.below(128)) << 32);
-        assert_eq!(look(&picked), plan(4, PlaneWords::Table));
+        let few_values = block(|_| eighths(random.below(128)) | eighths(random.below(128)) << 32);
+        assert_eq!(look(&few_values), plan(4, PlaneWords::Table));
         let mut level = 0x8000u16;
         let sound = block(|_| {
             (0..4).fold(0, |word, i| {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_planes_is_left_alone() {
+    fn blocks_without_planes_stay_as_they_are() {
         let mut random = Random::new(6);
         assert_eq!(look(&block(|_| random.word())), None);
     }

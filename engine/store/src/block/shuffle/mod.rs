@@ -77,24 +77,26 @@ pub(super) unsafe fn encode(
         }
     }
     let kind = |i: usize| kinds >> (2 * i) & 3;
-    let put = out.put(&kinds.to_le_bytes()).and_then(|()| out.put(&constants.0[..constants.1]));
-    let put = put.and_then(|()| {
+    let outcome = out.put(&kinds.to_le_bytes()).and_then(|()| out.put(&constants.0[..constants.1]));
+    let outcome = outcome.and_then(|()| {
         let mut dense = planes.chunks_exact(count).enumerate().filter(|(i, _)| kind(*i) == DENSE);
         dense.try_for_each(|(_, plane)| out.put(plane))
     });
-    if put.is_none() {
+    if outcome.is_none() {
         return Ok(None);
     }
-    let mut coded = 0;
+    let mut coded_bytes = 0;
     for i in (0..plan.planes()).filter(|i| kind(*i) == CODED) {
-        planes.copy_within(i * count..(i + 1) * count, coded);
-        coded += count;
+        planes.copy_within(i * count..(i + 1) * count, coded_bytes);
+        coded_bytes += count;
     }
-    if coded == 0 {
+    if coded_bytes == 0 {
         return Ok(Some(out.at));
     }
-    let (from, to) =
-        (CodecInput { at: planes.as_ptr(), len: coded }, CodecOutput::of(&mut out.dst[out.at..]));
+    let (from, to) = (
+        CodecInput { at: planes.as_ptr(), len: coded_bytes },
+        CodecOutput::of(&mut out.dst[out.at..]),
+    );
     // SAFETY: both are borrowed, and no more than a block.
     let size = unsafe { encoder.encode(from, to, None)? };
     Ok(size.map(|size| out.at + size))
@@ -207,9 +209,9 @@ pub(super) unsafe fn decode(
 ) -> Result<(), DecodeError> {
     let mut rest = payload;
     let mut take = |len: usize| -> Result<&[u8], DecodeError> {
-        let (taken, others) = rest.split_at_checked(len).ok_or(DecodeError::Layout)?;
+        let (head, others) = rest.split_at_checked(len).ok_or(DecodeError::Layout)?;
         rest = others;
-        Ok(taken)
+        Ok(head)
     };
     let plan = ShufflePlan::unpack(take(1)?[0]).ok_or(DecodeError::Layout)?;
     let count = dst.len / plan.width;
@@ -234,9 +236,9 @@ pub(super) unsafe fn decode(
     for (plane, _) in planes.iter_mut().zip(kinds).filter(|(_, kind)| **kind == DENSE) {
         *plane = PlaneSource::Bytes(take(count)?.as_ptr());
     }
-    let coded = kinds.iter().filter(|kind| **kind == CODED).count() * count;
-    let buffer = buffer.get_mut(..coded).ok_or(DecodeError::Layout)?;
-    if coded > 0 {
+    let coded_bytes = kinds.iter().filter(|kind| **kind == CODED).count() * count;
+    let buffer = buffer.get_mut(..coded_bytes).ok_or(DecodeError::Layout)?;
+    if coded_bytes > 0 {
         let from = CodecInput { at: rest.as_ptr(), len: rest.len() };
         // SAFETY: both are borrowed.
         unsafe { decoder.decode(from, CodecOutput::of(buffer), None) }

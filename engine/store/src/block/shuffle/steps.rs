@@ -26,8 +26,8 @@ pub(super) unsafe fn join(plane: *const u8, count: usize, first: u64, to: *mut u
     let mut carry = _mm256_set1_epi64x(first as i64);
     for at in (0..count).step_by(STEP) {
         // SAFETY: 16 bytes of the plane; unaligned loads.
-        let folded = unsafe { _mm_loadu_si128(plane.add(at).cast()) };
-        let (low, high) = sums(_mm256_cvtepu8_epi16(folded));
+        let lanes_in = unsafe { _mm_loadu_si128(plane.add(at).cast()) };
+        let (low, high) = sums(_mm256_cvtepu8_epi16(lanes_in));
         let fours = [low, _mm_unpackhi_epi64(low, low), high, _mm_unpackhi_epi64(high, high)];
         for (i, four) in fours.into_iter().enumerate() {
             let words = _mm256_add_epi64(_mm256_cvtepi16_epi64(four), carry);
@@ -85,14 +85,17 @@ mod tests {
             sources[0] = PlaneSource::Bytes(planes.as_ptr());
             assert!(planes[WORDS..].iter().all(|byte| *byte == 0), "steps of one byte");
             let Some(plane) = only_plane(&sources) else { return eprintln!("SKIPPED: no AVX2") };
-            let mut joined = [vec![0xc3; words.len()], vec![0x3c; words.len()]];
+            let mut planes_joined = [vec![0xc3; words.len()], vec![0x3c; words.len()]];
             // SAFETY: the plane has a byte for each word, the results have room for all words, and
             // the processor has AVX2.
             unsafe {
-                join(plane, WORDS, first, joined[0].as_mut_ptr());
-                kernel::join(&sources, 8, WORDS, Some(first), joined[1].as_mut_ptr());
+                join(plane, WORDS, first, planes_joined[0].as_mut_ptr());
+                kernel::join(&sources, 8, WORDS, Some(first), planes_joined[1].as_mut_ptr());
             }
-            assert!(joined[0] == words && joined[1] == words, "steps of {most} from {first}");
+            assert!(
+                planes_joined[0] == words && planes_joined[1] == words,
+                "steps of {most} from {first}"
+            );
             sources[3] = PlaneSource::Constant(1);
             assert!(only_plane(&sources).is_none());
         }

@@ -13,23 +13,23 @@ fn size(spec: &str, plan: ShufflePlan, words: &[u8]) -> Option<usize> {
     let mut encoder = spec.encoder(words.len());
     let codes = spec.format() != format::NONE;
     let mut planes = vec![0; words.len()];
-    let mut packed = vec![0; words.len() + 4096];
+    let mut output = vec![0; words.len() + 4096];
     let src = CodecInput { at: words.as_ptr(), len: words.len() };
     // SAFETY: the words are borrowed, and the planes and the encoder made for as many.
     let size =
-        unsafe { encode(&mut *encoder, codes, plan, src, &mut planes, &mut packed).unwrap()? };
+        unsafe { encode(&mut *encoder, codes, plan, src, &mut planes, &mut output).unwrap()? };
     let mut decoders = decoders();
     let decoder = &mut *decoders[spec.format() as usize];
     let mut back = vec![0xc3; words.len()];
     // SAFETY: this function owns the buffer.
-    let decoded =
-        unsafe { decode(decoder, &packed[..size], &mut planes, CodecOutput::of(&mut back)) };
-    assert_eq!(decoded, Ok(()));
+    let outcome =
+        unsafe { decode(decoder, &output[..size], &mut planes, CodecOutput::of(&mut back)) };
+    assert_eq!(outcome, Ok(()));
     assert!(back == words, "{spec} {plan:?}");
-    for wrong in [&packed[..size - 1], &packed[..size + 1], &[]] {
+    for part in [&output[..size - 1], &output[..size + 1], &[]] {
         // SAFETY: this function owns the buffer.
-        let decoded = unsafe { decode(decoder, wrong, &mut planes, CodecOutput::of(&mut back)) };
-        assert!(decoded.is_err(), "{spec} {plan:?}: of {size} bytes {} were read", wrong.len());
+        let outcome = unsafe { decode(decoder, part, &mut planes, CodecOutput::of(&mut back)) };
+        assert!(outcome.is_err(), "{spec} {plan:?}: of {size} bytes {} were read", part.len());
     }
     Some(size)
 }
@@ -45,7 +45,7 @@ fn every_plan_gives_back_any_block() {
     for pages in [1, 2, 3, 4, 16] {
         let any: Vec<u8> = (0..pages * 4096).map(|_| random.word() as u8).collect();
         let small: Vec<u8> = any.iter().map(|byte| byte % 3).collect();
-        let same = vec![7; pages * 4096];
+        let pattern = vec![7; pages * 4096];
         let rising: Vec<u8> =
             (0..pages as u64 * 512).flat_map(|i| (i * i + (7 << 50)).to_le_bytes()).collect();
         for plan in plans() {
@@ -53,7 +53,7 @@ fn every_plan_gives_back_any_block() {
                 let is_table = plan.words == PlaneWords::Table;
                 assert_eq!(size(spec, plan, &any).is_none(), is_table, "{spec} {plan:?}");
                 assert!(size(spec, plan, &small).is_some() || is_table);
-                assert!(size(spec, plan, &same).unwrap() < 32, "{spec} {plan:?}");
+                assert!(size(spec, plan, &pattern).unwrap() < 32, "{spec} {plan:?}");
                 assert!(size(spec, plan, &rising).is_some() || is_table);
             }
         }
@@ -84,7 +84,7 @@ fn numbers_shrink_as_their_planes_say() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_without_an_error() {
+fn block_that_does_not_fit_is_refused_without_an_error() {
     let words: Vec<u8> = (0..512u64).flat_map(|i| (i * i * i).to_le_bytes()).collect();
     let mut encoder = CodecSpec::default().encoder(words.len());
     let mut planes = vec![0; words.len()];
@@ -96,13 +96,13 @@ fn what_does_not_fit_is_refused_without_an_error() {
             unsafe { encode(&mut *encoder, false, plan, src, &mut planes, &mut whole).unwrap() };
         let Some(size) = size else { continue };
         for room in [0, 1, 3, 9, 12, size - 1] {
-            let mut packed = vec![0xaa; size];
+            let mut output = vec![0xaa; size];
             // SAFETY: this function owns the buffer.
-            let refused = unsafe {
-                encode(&mut *encoder, false, plan, src, &mut planes, &mut packed[..room]).unwrap()
+            let refusal = unsafe {
+                encode(&mut *encoder, false, plan, src, &mut planes, &mut output[..room]).unwrap()
             };
-            assert_eq!(refused, None, "{plan:?} {room}");
-            assert!(packed[room..].iter().all(|byte| *byte == 0xaa));
+            assert_eq!(refusal, None, "{plan:?} {room}");
+            assert!(output[room..].iter().all(|byte| *byte == 0xaa));
         }
     }
 }
@@ -116,12 +116,12 @@ fn stored(spec: &str, blocks: &[u8]) -> (usize, usize) {
         let mut block = Pages::new(order.pages());
         block.bytes_mut().copy_from_slice(bytes);
         let (format, shuffle) = (spec.format(), spec.shuffles());
-        let packer = BlockPacker { encoder: &mut *encoder, format, canned: None, shuffle };
+        let packer = BlockPacker { encoder: &mut *encoder, format, dictionary: None, shuffle };
         // SAFETY: a whole block, page-aligned; scratch and encoder were made for it.
-        let encoded = unsafe {
+        let block_encoded = unsafe {
             crate::block::encode(&mut scratch, packer, block.bytes().as_ptr(), order).unwrap()
         };
-        if let EncodedBlock::Object { format, head_len, len, .. } = encoded {
+        if let EncodedBlock::Object { format, head_len, len, .. } = block_encoded {
             sums.0 += head_len + len;
             sums.1 += format::shuffled(format).is_some() as usize;
         }
@@ -130,17 +130,20 @@ fn stored(spec: &str, blocks: &[u8]) -> (usize, usize) {
 }
 
 #[test]
-fn what_is_no_numbers_is_left_to_the_codec() {
+fn blocks_without_numbers_are_left_to_the_codec() {
     for spec in ["lz4", "zstd"] {
-        let (plain, none) = stored(spec, corpus());
+        let (baseline, none) = stored(spec, corpus());
         let (size, some) = stored(&format!("{spec}+shuffle"), corpus());
         assert!(none == 0 && some > 0, "{some} blocks of programs");
-        assert!(size * 100 <= plain * 102, "{spec}: {plain} bytes become {size}, {some} blocks");
+        assert!(
+            size * 100 <= baseline * 102,
+            "{spec}: {baseline} bytes become {size}, {some} blocks"
+        );
     }
     let numbers: Vec<u8> = (0..1u64 << 15).flat_map(|i| (i * 24 + (i & 3)).to_le_bytes()).collect();
-    let (plain, _) = stored("zstd", &numbers);
+    let (baseline, _) = stored("zstd", &numbers);
     let (size, all) = stored("zstd+shuffle", &numbers);
-    assert!(all == 16 && size * 4 < plain, "{plain} bytes become {size}");
+    assert!(all == 16 && size * 4 < baseline, "{baseline} bytes become {size}");
 }
 
 /// Prints the speed of encoding and decoding a block of row numbers, and one with a table.
@@ -161,7 +164,7 @@ fn measure() {
         for spec in ["none", "lz4", "zstd"] {
             let spec = CodecSpec::parse(spec).unwrap();
             let mut encoder = spec.encoder(block.len());
-            let (mut planes, mut packed) = (vec![0; block.len()], vec![0; block.len() + 4096]);
+            let (mut planes, mut output) = (vec![0; block.len()], vec![0; block.len() + 4096]);
             let src = CodecInput { at: block.as_ptr(), len: block.len() };
             let (mut size, turns) = (0, 20_000);
             let start = std::time::Instant::now();
@@ -171,12 +174,12 @@ fn measure() {
                 size = unsafe {
                     let plan = plan(src).unwrap();
                     let codes = spec.format() != format::NONE;
-                    encode(&mut *encoder, codes, plan, src, &mut planes, &mut packed)
+                    encode(&mut *encoder, codes, plan, src, &mut planes, &mut output)
                         .unwrap()
                         .unwrap()
                 };
             }
-            let encoded = start.elapsed() / turns;
+            let encode_time = start.elapsed() / turns;
             let looks = std::time::Instant::now();
             for _ in 0..turns {
                 // SAFETY: the words are borrowed, and the planes and the encoder were made for as
@@ -191,13 +194,13 @@ fn measure() {
             for _ in 0..turns {
                 // SAFETY: this function owns the buffer.
                 unsafe {
-                    decode(decoder, &packed[..size], &mut planes, CodecOutput::of(&mut back))
+                    decode(decoder, &output[..size], &mut planes, CodecOutput::of(&mut back))
                         .unwrap()
                 };
             }
-            let decoded = start.elapsed() / turns;
+            let decode_time = start.elapsed() / turns;
             println!(
-                "{name} {spec}: {size} bytes, {encoded:?} in, of it {looked:?} to look, {decoded:?} out"
+                "{name} {spec}: {size} bytes, {encode_time:?} in, of it {looked:?} to look, {decode_time:?} out"
             );
         }
     }

@@ -78,7 +78,7 @@ fn dictionary_shrinks_small_blocks_and_keeps_others_readable() {
     for spec in ["lz4", "zstd"] {
         let store = store_of(spec, 0);
         let mut w = store.worker();
-        let plain = save(&store, &mut w, &folio(1, 16), order(4), 1).unwrap();
+        let plain_handles = save(&store, &mut w, &folio(1, 16), order(4), 1).unwrap();
         let off = stored(&store);
         store.install_dictionary(&dictionary(16384, 77)).unwrap();
         let canned = save(&store, &mut w, &folio(1, 16), order(4), 1).unwrap();
@@ -87,7 +87,7 @@ fn dictionary_shrinks_small_blocks_and_keeps_others_readable() {
         store.retire_dictionary();
         let after = save(&store, &mut w, &folio(1, 16), order(4), 1).unwrap();
         assert_eq!(stored(&store) - off - on, off, "retired");
-        for handles in [&plain, &canned, &after] {
+        for handles in [&plain_handles, &canned, &after] {
             assert_same(&store, &mut w, handles, &folio(1, 16), order(4));
         }
     }
@@ -118,10 +118,10 @@ fn no_block_of_mixed_data_is_larger_for_a_dictionary() {
             for records_of_4 in [0, 1, 3, 4] {
                 for seed in 0..12 {
                     let folio = mixed(seed, records_of_4);
-                    let plain = save(&off, &mut off_w, &folio, order(4), 1).unwrap();
+                    let plain_handles = save(&off, &mut off_w, &folio, order(4), 1).unwrap();
                     let canned = save(&on, &mut on_w, &folio, order(4), 1).unwrap();
                     assert_same(&on, &mut on_w, &canned, &folio, order(4));
-                    for (a, b) in plain.iter().zip(&canned) {
+                    for (a, b) in plain_handles.iter().zip(&canned) {
                         let (off, on) = (off.payload_bytes(*a), on.payload_bytes(*b));
                         assert!(
                             on <= off,
@@ -144,22 +144,22 @@ fn old_dictionary_is_freed_after_its_last_object() {
     let store = store_of("zstd", 0);
     let mut w = store.worker();
     let empty = store.pool_bytes();
-    let mut saved = Vec::new();
+    let mut saves = Vec::new();
     for seed in 0..8 {
         store.install_dictionary(&dictionary(2000, seed)).unwrap();
-        saved.push((save(&store, &mut w, &folio(seed, 4), order(2), 1).unwrap(), folio(seed, 4)));
+        saves.push((save(&store, &mut w, &folio(seed, 4), order(2), 1).unwrap(), folio(seed, 4)));
     }
     assert_eq!(store.dictionaries().0, 8);
     assert_eq!(store.install_dictionary(&dictionary(2000, 9)), Err(CannedError::Slots));
     assert!(store.pool_bytes() - empty > store.dictionaries().1, "dictionaries count as held");
-    for (handles, folio) in &saved {
+    for (handles, folio) in &saves {
         assert_same(&store, &mut w, handles, folio, order(2));
     }
-    store.free_many(&saved[3].0);
+    store.free_many(&saves[3].0);
     store.install_dictionary(&dictionary(2000, 9)).unwrap_err();
     w.decoders.sync(); // it listed the dictionary still, and was told not to
     store.install_dictionary(&dictionary(2000, 9)).unwrap();
-    for (i, (handles, folio)) in saved.iter().enumerate().filter(|(i, _)| *i != 3) {
+    for (i, (handles, folio)) in saves.iter().enumerate().filter(|(i, _)| *i != 3) {
         assert_same(&store, &mut w, handles, folio, order(2));
         store.check().unwrap();
         store.free_many(handles);
@@ -193,7 +193,10 @@ fn other_codecs_and_levels_do_not_take_the_dictionary() {
         let handles = save(&store, &mut w, &folio(2, 4), order(2), 1).unwrap();
         assert_same(&store, &mut w, &handles, &folio(2, 4), order(2));
     }
-    assert_eq!(store.pools[0].counters.canned[0].load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(
+        store.pools[0].counters.dictionary_objects[0].load(std::sync::atomic::Ordering::SeqCst),
+        0
+    );
 }
 
 /// Saves folios until canned mode has judged, at most `folios`.

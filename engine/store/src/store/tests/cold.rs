@@ -26,7 +26,7 @@ fn z10_full_pool_accepts_saves_again_below_the_threshold() {
     });
     let mut w = store.worker();
     let mut live = Vec::new();
-    let refused = loop {
+    let refusal = loop {
         let folio = real(order(4), live.len() * 70_000);
         match save(&store, &mut w, &folio, order(4), 1) {
             Ok(handles) => live.push(handles),
@@ -34,21 +34,21 @@ fn z10_full_pool_accepts_saves_again_below_the_threshold() {
         }
         assert!(live.len() < 1000);
     };
-    assert_eq!(refused, SaveError::PoolFull);
+    assert_eq!(refusal, SaveError::PoolFull);
     let folio = real(order(0), 5);
     let mut taken_at = None;
     while let Some(handles) = live.pop() {
         store.free_many(&handles);
         store.compact(u64::MAX);
-        let held = store.pool_bytes();
-        let taken = save(&store, &mut w, &folio, order(0), 1);
-        assert_eq!(taken.is_ok(), held <= max * 60 / 100, "{held} held: {taken:?}");
-        if taken.is_ok() {
-            taken_at = Some(held);
+        let held_bytes = store.pool_bytes();
+        let outcome = save(&store, &mut w, &folio, order(0), 1);
+        assert_eq!(outcome.is_ok(), held_bytes <= max * 60 / 100, "{held_bytes} held: {outcome:?}");
+        if outcome.is_ok() {
+            taken_at = Some(held_bytes);
             break;
         }
     }
-    assert!(taken_at.is_some_and(|held| held > max / 3), "{taken_at:?}");
+    assert!(taken_at.is_some_and(|bytes| bytes > max / 3), "{taken_at:?}");
     // Between the threshold and the limit, saves are accepted until the next refusal.
     assert!((0..20).all(|i| save(&store, &mut w, &real(order(2), i * 9999), order(2), 1).is_ok()));
     store.check().unwrap();
@@ -58,8 +58,8 @@ fn z10_full_pool_accepts_saves_again_below_the_threshold() {
 
 /// Returns everything that the shrinker names in one turn.
 fn named(store: &Store, out: &mut [ColdObject]) -> Vec<ColdObject> {
-    let found = store.coldest(100_000, out);
-    out[..found].to_vec()
+    let count = store.coldest(100_000, out);
+    out[..count].to_vec()
 }
 
 #[test]
@@ -72,13 +72,14 @@ fn z10_what_takes_the_place_of_stored_data_is_not_refused() {
         real(order(4), seed)
     };
     while save(&store, &mut w, &next(), order(4), 1).is_ok() {}
-    let past = store.past_limit();
-    let kept: Vec<_> = (0..8).map(|_| next()).collect();
+    let is_past = store.past_limit();
+    let answers: Vec<_> = (0..8).map(|_| next()).collect();
     let handles: Vec<_> =
-        kept.iter().map(|folio| save(&store, &mut w, folio, order(4), 1).unwrap()).collect();
-    drop(past);
+        answers.iter().map(|folio| save(&store, &mut w, folio, order(4), 1).unwrap()).collect();
+    drop(is_past);
     assert_eq!(save(&store, &mut w, &next(), order(4), 1), Err(SaveError::PoolFull));
-    kept.iter()
+    answers
+        .iter()
         .zip(&handles)
         .for_each(|(folio, handles)| assert_same(&store, &mut w, handles, folio, order(4)));
     store.check().unwrap();
@@ -88,30 +89,30 @@ fn z10_what_takes_the_place_of_stored_data_is_not_refused() {
 fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
     let store = store_with(|c| c.pools = 3);
     let mut w = store.worker();
-    let saved = filled(&store, &mut w, 50);
+    let saves = filled(&store, &mut w, 50);
     let mut out = [ColdObject::NONE; 400];
     assert_eq!(store.coldest(200 + 3, &mut out), 0, "what is new has its second chance");
-    let used: HashSet<_> =
-        saved.iter().step_by(3).flat_map(|(handles, _)| handles.clone()).collect();
-    saved
+    let used_handles: HashSet<_> =
+        saves.iter().step_by(3).flat_map(|(handles, _)| handles.clone()).collect();
+    saves
         .iter()
         .step_by(3)
         .for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
     let cold = named(&store, &mut out);
-    let keys: HashMap<_, _> = saved
+    let keys: HashMap<_, _> = saves
         .iter()
         .enumerate()
         .flat_map(|(i, (handles, _))| {
             handles.iter().enumerate().map(move |(b, h)| (*h, 1000 + 16 * i + 4 * b))
         })
         .collect();
-    assert!(cold.len() >= keys.len() - used.len());
+    assert!(cold.len() >= keys.len() - used_handles.len());
     // The hand may have completed a turn. Only then may a used object be named, after its second
     // chance.
-    let first_turn: Vec<_> = cold.iter().take(keys.len() - used.len()).collect();
-    assert!(first_turn.iter().all(|c| !used.contains(&c.handle)));
+    let first_turn: Vec<_> = cold.iter().take(keys.len() - used_handles.len()).collect();
+    assert!(first_turn.iter().all(|c| !used_handles.contains(&c.handle)));
     assert!(cold.iter().all(|c| c.key == keys[&c.handle] as u64 && c.order == order(2)));
-    saved.iter().for_each(|(handles, _)| store.free_many(handles));
+    saves.iter().for_each(|(handles, _)| store.free_many(handles));
     assert_eq!(named(&store, &mut out), [], "freed objects are not named");
     store.check().unwrap();
 }
@@ -120,16 +121,16 @@ fn z10_the_shrinker_names_what_was_not_used_since_its_last_look() {
 fn z10_a_look_is_bounded_and_goes_on_where_it_ended() {
     let store = store_with(|_| ());
     let mut w = store.worker();
-    let saved = filled(&store, &mut w, 25);
+    let saves = filled(&store, &mut w, 25);
     let mut out = [ColdObject::NONE; 7];
     store.coldest(100, &mut out);
-    let mut seen = HashSet::new();
+    let mut handles_seen = HashSet::new();
     for _ in 0..100 {
-        let found = store.coldest(10, &mut out);
-        assert!(found <= 7);
-        seen.extend(out[..found].iter().map(|c| c.handle));
+        let count = store.coldest(10, &mut out);
+        assert!(count <= 7);
+        handles_seen.extend(out[..count].iter().map(|c| c.handle));
     }
-    assert_eq!(seen.len(), saved.iter().map(|(handles, _)| handles.len()).sum::<usize>());
+    assert_eq!(handles_seen.len(), saves.iter().map(|(handles, _)| handles.len()).sum::<usize>());
 }
 
 #[test]
@@ -137,31 +138,31 @@ fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
     for verify in [false, true] {
         let store = store_with(|c| c.verify = verify);
         let mut w = store.worker();
-        let mut saved = filled(&store, &mut w, 40);
+        let mut saves = filled(&store, &mut w, 40);
         let mut raw = Pages::new(4);
         (0..4).for_each(|p| Fill::Random(p as u64).write(raw.page_mut(p)));
         let huge = save(&store, &mut w, &raw, order(2), 5).unwrap();
         let mut out = [ColdObject::NONE; 300];
-        let found = store.to_recompress(3, 1000, &mut out);
+        let count = store.to_recompress(3, 1000, &mut out);
         assert!(
-            out[..found].iter().all(|c| c.is_huge && c.idle_ticks == 0),
+            out[..count].iter().all(|c| c.is_huge && c.idle_ticks == 0),
             "nothing else is idle yet"
         );
-        assert!(out[..found].iter().any(|c| c.handle == huge[0]));
+        assert!(out[..count].iter().any(|c| c.handle == huge[0]));
         (0..3).for_each(|_| _ = store.tick());
-        let busy = saved[7].0[1];
+        let busy = saves[7].0[1];
         load(&store, &mut w, busy, order(2)).unwrap();
         let before = store.stats();
         let mut strong = store.worker_for(CodecSpec::parse("zstd:9").unwrap());
-        let found = store.to_recompress(3, 1000, &mut out);
-        let due: HashSet<_> = out[..found].iter().map(|c| c.handle).collect();
-        assert!(due.len() > 100 && !due.contains(&busy));
+        let count = store.to_recompress(3, 1000, &mut out);
+        let due_handles: HashSet<_> = out[..count].iter().map(|c| c.handle).collect();
+        assert!(due_handles.len() > 100 && !due_handles.contains(&busy));
         let mut smaller = 0;
-        for handle in due {
+        for handle in due_handles {
             // SAFETY: only this test frees its handles.
             let new = unsafe { store.recompress(&mut strong, handle, order(2)) }.unwrap();
             let Some(new) = new else { continue };
-            let slots = saved.iter_mut().flat_map(|(handles, _)| handles.iter_mut());
+            let slots = saves.iter_mut().flat_map(|(handles, _)| handles.iter_mut());
             for slot in slots.filter(|slot| **slot == handle) {
                 *slot = new;
             }
@@ -177,12 +178,12 @@ fn m9_idle_and_huge_objects_become_smaller_and_keep_their_bytes() {
         assert!(smaller > 100 && after.stored_bytes < before.stored_bytes * 9 / 10);
         assert_eq!(after.events.recompressed, smaller);
         assert_eq!(before.stored_bytes - after.stored_bytes, after.events.recompress_gained);
-        saved
+        saves
             .iter()
             .for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
         (0..9).for_each(|_| _ = store.tick());
-        let found = store.to_recompress(3, 1000, &mut out);
-        assert!(out[..found].iter().all(|c| c.handle == busy), "each object is tried once");
+        let count = store.to_recompress(3, 1000, &mut out);
+        assert!(out[..count].iter().all(|c| c.handle == busy), "each object is tried once");
         assert_eq!(after.events.verify_mismatches, 0);
     }
 }

@@ -59,7 +59,7 @@ fn every_flipped_bit_of_an_object_is_an_error() {
             flip();
         }
         assert_same(store, w, &[handle], folio, order(2));
-        let failed = store.stats().events.failed_loads;
+        let failures = store.stats().events.failed_loads;
         for round in 1..=100 {
             let (at, count) = (random.below(len), 1 + random.below(64));
             // SAFETY: the bytes lie in the object, which nothing else uses.
@@ -75,7 +75,7 @@ fn every_flipped_bit_of_an_object_is_an_error() {
                 error.to_string().starts_with(&format!("{handle:?}: ")),
                 "the error names the object: {error}"
             );
-            assert_eq!(store.stats().events.failed_loads, failed + round);
+            assert_eq!(store.stats().events.failed_loads, failures + round);
             bytes.copy_from_slice(&before);
         }
         assert_same(store, w, &[handle], folio, order(2));
@@ -87,17 +87,17 @@ fn a_damaged_object_does_not_stop_compaction_of_others() {
     let store = store_with(|_| ());
     let mut w = store.worker();
     let mut folio = Pages::new(4);
-    let mut saved: Vec<(Handle, Pages)> = Vec::new();
+    let mut saves: Vec<(Handle, Pages)> = Vec::new();
     for i in 0..200 {
         (0..4).for_each(|p| Fill::Real(i * 9000 + p * 4096).write(folio.page_mut(p)));
-        saved.push((save(&store, &mut w, &folio, order(2), 1).unwrap()[0], folio.clone()));
+        saves.push((save(&store, &mut w, &folio, order(2), 1).unwrap()[0], folio.clone()));
     }
-    let bad = saved[50].0;
+    let bad = saves[50].0;
     let (start, _) = store.object_bytes(bad);
     // SAFETY: this is the first byte of the object (its owner's note), and no other thread uses it.
     unsafe { *start ^= 0x40 };
     let mut index = 0;
-    saved.retain(|(h, _)| {
+    saves.retain(|(h, _)| {
         index += 1;
         let keep = index % 5 == 1;
         (!keep).then(|| store.free(*h));
@@ -105,7 +105,7 @@ fn a_damaged_object_does_not_stop_compaction_of_others() {
     });
     store.compact(u64::MAX);
     assert!(load(&store, &mut w, bad, order(2)).is_err());
-    for (handle, folio) in saved.iter().filter(|(h, _)| *h != bad) {
+    for (handle, folio) in saves.iter().filter(|(h, _)| *h != bad) {
         assert_same(&store, &mut w, &[*handle], folio, order(2));
     }
 }

@@ -24,10 +24,10 @@ fn assert_nothing_stays(
     let mut out = [mark; 16];
     let before = store.stats();
     // SAFETY: the folio has 64 pages and is borrowed.
-    let saved = unsafe {
+    let outcome = unsafe {
         store.save(w, folio.bytes().as_ptr(), order(6), 1, &BlockSet::first(16), cancel, &mut out)
     };
-    assert_eq!(saved, Err(error));
+    assert_eq!(outcome, Err(error));
     assert_eq!(out, [mark; 16], "the handles are untouched");
     store.check().unwrap();
     let after = store.stats();
@@ -78,24 +78,24 @@ fn z3_full_pool_keeps_no_part_and_saves_again_after_frees() {
     });
     let mut w = store.worker();
     let folio = folio();
-    let mut saved = Vec::new();
+    let mut saves = Vec::new();
     let error = loop {
         match save(&store, &mut w, &folio, order(6), 1) {
-            Ok(handles) => saved.push(handles),
+            Ok(handles) => saves.push(handles),
             Err(error) => break error,
         }
     };
     assert_eq!(error, SaveError::PoolFull);
-    assert!(saved.len() > 3);
+    assert!(saves.len() > 3);
     store.check().unwrap();
     let metadata = store.stats().metadata_bytes;
     assert!(store.stats().held_bytes_peak <= (1 << 20) + metadata);
     assert_eq!(
         store.stats().objects as usize,
-        saved.iter().flatten().filter(|h| h.object().is_some()).count()
+        saves.iter().flatten().filter(|h| h.object().is_some()).count()
     );
-    saved.iter().for_each(|h| assert_same(&store, &mut w, h, &folio, order(6)));
-    saved.drain(..2).for_each(|h| store.free_many(&h));
+    saves.iter().for_each(|h| assert_same(&store, &mut w, h, &folio, order(6)));
+    saves.drain(..2).for_each(|h| store.free_many(&h));
     assert!(save(&store, &mut w, &folio, order(6), 1).is_ok());
     store.set_pool_bytes_max(0);
     assert!((0..20).all(|_| save(&store, &mut w, &folio, order(6), 1).is_ok()));
@@ -107,8 +107,8 @@ fn a_full_pool_compacts_itself_before_it_refuses() {
     let mut w = store.worker();
     let folio = folio();
     let mut handles = Vec::new();
-    while let Ok(saved) = save(&store, &mut w, &folio, order(6), 1) {
-        handles.extend(saved);
+    while let Ok(more) = save(&store, &mut w, &folio, order(6), 1) {
+        handles.extend(more);
     }
     // Every second object is freed: no whole folio is free, but half of the bytes are.
     let mut index = 0;
@@ -134,9 +134,9 @@ fn a_bit_flipped_in_the_store_is_an_error_at_load() {
     let folio = folio();
     let handles = save(&store, &mut w, &folio, order(6), 1).unwrap();
     for (i, handle) in handles.iter().enumerate() {
-        let loaded = load(&store, &mut w, *handle, order(2));
-        assert_eq!(loaded.is_err(), i == 2, "block {i}");
-        if let Err(error) = loaded {
+        let outcome = load(&store, &mut w, *handle, order(2));
+        assert_eq!(outcome.is_err(), i == 2, "block {i}");
+        if let Err(error) = outcome {
             assert!(matches!(error.problem, LoadProblem::Checksum { .. }));
             assert!(error.to_string().contains("expected checksum"));
         }

@@ -19,11 +19,11 @@ fn any_pages_come_back() {
     // lab/fuzz/README.md).
     let zstd = CODECS.iter().position(|codec| codec.name == "zstd").unwrap() as u8;
     for level in (0..27).chain(0..27) {
-        let found = [
+        let input = [
             zstd, level, 0x79, 0x79, 0x79, 0xd6, 0x7e, 0xb5, 0x3c, 0x05, 0xe2, 0xe2, 0xe2, 0xe2,
             0x44, 0x0a,
         ];
-        fuzz::round_trip(&found);
+        fuzz::round_trip(&input);
     }
 }
 

@@ -51,8 +51,8 @@ impl Compressor for FakeDevice {
     }
 
     fn complete(&mut self, done: &mut [BatchResult], wait_ns: u64) -> usize {
-        let hung = matches!(self.trouble, Trouble::HangsAfter(n) if self.jobs >= n);
-        let Some((ready, job)) = self.under_way.first().copied().filter(|_| !hung) else {
+        let hangs = matches!(self.trouble, Trouble::HangsAfter(n) if self.jobs >= n);
+        let Some((ready, job)) = self.under_way.first().copied().filter(|_| !hangs) else {
             std::thread::sleep(Duration::from_nanos(wait_ns));
             return 0;
         };

@@ -100,8 +100,8 @@ impl Model {
             Step::Pages { nth, first } => self.load_pages(nth, first),
             Step::Compact { bytes } => {
                 let before = self.store.pool_bytes();
-                let released = self.store.compact(bytes);
-                assert_eq!(before - released, self.store.pool_bytes());
+                let bytes = self.store.compact(bytes);
+                assert_eq!(before - bytes, self.store.pool_bytes());
             }
             Step::Codec { nth } => {
                 let spec =
@@ -124,8 +124,8 @@ impl Model {
             }
             Step::Coldest { scan } => {
                 let mut out = [ColdObject::NONE; 8];
-                let found = self.store.coldest(scan, &mut out);
-                for cold in &out[..found] {
+                let count = self.store.coldest(scan, &mut out);
+                for cold in &out[..count] {
                     let known = self
                         .blocks
                         .iter()
@@ -148,15 +148,15 @@ impl Model {
         let count = self.store.blocks(o);
         let which: BlockSet = (0..count).filter(|_| !sparse || random.below(2) == 0).collect();
         let mut out = vec![Handle::NONE; count];
-        let struck = |s: &Store| {
+        let strikes = |s: &Store| {
             s.faults().struck(InjectedFault::Codec) + s.faults().struck(InjectedFault::PoolFull)
         };
-        let before = struck(&self.store);
-        let saved = save_some(&self.store, &mut self.worker, &folio, o, seed, &which, &mut out);
-        assert_eq!(saved.is_err(), struck(&self.store) > before, "{saved:?}");
+        let before = strikes(&self.store);
+        let outcome = save_some(&self.store, &mut self.worker, &folio, o, seed, &which, &mut out);
+        assert_eq!(outcome.is_err(), strikes(&self.store) > before, "{outcome:?}");
         let block = self.store.block_order(o);
         for (i, handle) in out.into_iter().enumerate() {
-            assert_eq!(handle.is_none(), saved.is_err() || !which.contains(i));
+            assert_eq!(handle.is_none(), outcome.is_err() || !which.contains(i));
             if !handle.is_none() {
                 let bytes = folio.bytes()[i * block.bytes()..][..block.bytes()].to_vec();
                 self.blocks.push((handle, block, bytes));
@@ -186,7 +186,7 @@ impl Model {
         let mut out = vec![Handle::NONE; count];
         let (which, at) = (BlockSet::first(count), folio.bytes().as_ptr());
         // SAFETY: the folio has `o` bytes, page-aligned, and is borrowed.
-        let saved = unsafe {
+        let outcome = unsafe {
             self.store.save_through(
                 &mut self.worker,
                 &mut self.offload,
@@ -200,7 +200,7 @@ impl Model {
         };
         let block = self.store.block_order(o);
         for (i, handle) in out.into_iter().enumerate() {
-            assert_eq!(handle.is_none(), saved.is_err());
+            assert_eq!(handle.is_none(), outcome.is_err());
             if !handle.is_none() {
                 self.blocks.push((
                     handle,
@@ -221,12 +221,12 @@ impl Model {
         unsafe { self.store.load_pages(&mut self.worker, handle, o, first, pages, dst).unwrap() };
         assert!(to.bytes() == &bytes[first * PAGE_SIZE..(first + pages) * PAGE_SIZE]);
         let (mut block, end) = (Pages::new(o.pages()), first + pages);
-        for wanted in [first..end, 0..end] {
+        for pages in [first..end, 0..end] {
             let dst = block.bytes_mut().as_mut_ptr();
-            let range = wanted.start * PAGE_SIZE..end * PAGE_SIZE;
+            let range = pages.start * PAGE_SIZE..end * PAGE_SIZE;
             // SAFETY: the buffer has room for the block, and is ours.
             unsafe {
-                self.store.load_in_place(&mut self.worker, handle, o, wanted, dst).unwrap();
+                self.store.load_in_place(&mut self.worker, handle, o, pages, dst).unwrap();
             }
             assert!(block.bytes()[range.clone()] == bytes[range]);
         }

@@ -101,8 +101,8 @@ fn m7_pages_in_place_use_the_cache_only_where_the_codec_goes_on() {
             [CacheUse::Unused; 5]
         };
         assert_eq!(uses, expected, "{codec}");
-        let decompressed = store.stats().events.loads[2];
-        assert_eq!(decompressed, if is_cached { 1 } else { 5 }, "{codec}");
+        let loads = store.stats().events.loads[2];
+        assert_eq!(loads, if is_cached { 1 } else { 5 }, "{codec}");
     }
 }
 
@@ -113,10 +113,10 @@ fn m7_cached_blocks_count_as_held_from_their_first_use() {
     let folio = numbers();
     let handles: Vec<_> =
         (0..3).map(|key| save(&store, &mut w, &folio, order(2), key).unwrap()[0]).collect();
-    let held = store.pool_bytes();
+    let held_bytes = store.pool_bytes();
     for (handle, blocks) in [(0, 1), (0, 1), (1, 2), (2, 2), (0, 2)] {
         load_page(&store, &mut w, handles[handle], order(2), 1, 1);
-        assert_eq!(store.pool_bytes(), held + blocks * order(2).bytes() as u64);
+        assert_eq!(store.pool_bytes(), held_bytes + blocks * order(2).bytes() as u64);
         store.check().unwrap();
     }
 }
@@ -132,20 +132,20 @@ fn m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced() {
             save(&store, &mut w, &folio, order(2), 1).unwrap()[0]
         })
         .collect();
-    let mut read = |i: usize| {
+    let mut read_block = |i: usize| {
         let before = store.stats().events.block_cache_hits;
         load_page(&store, &mut w, blocks[i], order(2), 1, 1);
         store.stats().events.block_cache_hits > before
     };
-    let hits = [0, 1, 0, 2, 0, 1].map(&mut read);
+    let hits = [0, 1, 0, 2, 0, 1].map(&mut read_block);
     assert_eq!(hits, [false, false, true, false, true, false]);
     store.free(blocks[0]);
     let mut page = Pages::new(1);
     // SAFETY: the buffer has room for the page.
-    let loaded = unsafe {
+    let outcome = unsafe {
         store.load_pages(&mut w, blocks[0], order(2), 1, 1, page.bytes_mut().as_mut_ptr())
     };
-    assert_eq!(loaded.unwrap_err().problem, LoadProblem::Unknown);
+    assert_eq!(outcome.unwrap_err().problem, LoadProblem::Unknown);
     assert!(load_page(&store, &mut w, Handle::ZERO, order(2), 2, 2).iter().all(|b| *b == 0));
 }
 
@@ -156,8 +156,8 @@ fn m7_no_handle_is_not_found_in_an_empty_slot() {
     let mut page = Pages::new(1);
     let to = page.bytes_mut().as_mut_ptr();
     // SAFETY: the buffer has room for the page.
-    let loaded = unsafe { store.load_pages(&mut w, Handle::NONE, order(2), 1, 1, to) };
-    assert_eq!(loaded.unwrap_err().problem, LoadProblem::Unknown);
+    let outcome = unsafe { store.load_pages(&mut w, Handle::NONE, order(2), 1, 1, to) };
+    assert_eq!(outcome.unwrap_err().problem, LoadProblem::Unknown);
 }
 
 /// Loads pages of a block in both ways, and compares.
@@ -171,12 +171,12 @@ fn assert_pages(
     let first = random.below(4);
     let end = first + 1 + random.below(4 - first);
     let expected = &folio.bytes()[first * PAGE_SIZE..end * PAGE_SIZE];
-    let loaded = if random.below(2) == 0 {
+    let outcome = if random.below(2) == 0 {
         load_in_place(store, w, handle, order(2), first..end).0
     } else {
         load_page(store, w, handle, order(2), first, end - first)
     };
-    assert!(loaded == expected, "{first}..{end}");
+    assert!(outcome == expected, "{first}..{end}");
 }
 
 /// Saves, loads, frees and recompresses this thread's own blocks, and loads those of all.
@@ -224,7 +224,7 @@ fn m7_no_thread_reads_a_stale_block_from_the_cache() {
             (c.codec, c.cached_blocks) = (CodecSpec::parse(codec).unwrap(), cached_blocks)
         });
         let (mut w, mut random) = (store.worker(), Random::new(9));
-        let shared: Vec<_> = (0..5)
+        let handles: Vec<_> = (0..5)
             .map(|key| {
                 let mut folio = Pages::new(4);
                 (0..4).for_each(|p| Fill::any(&mut random).write(folio.page_mut(p)));
@@ -234,10 +234,10 @@ fn m7_no_thread_reads_a_stale_block_from_the_cache() {
         let start = Barrier::new(4);
         std::thread::scope(|scope| {
             for me in 0..4 {
-                let (store, shared, start) = (&store, &shared, &start);
+                let (store, handles, start) = (&store, &handles, &start);
                 scope.spawn(move || {
                     start.wait();
-                    use_blocks(store, shared, me);
+                    use_blocks(store, handles, me);
                 });
             }
             (0..20).for_each(|_| {

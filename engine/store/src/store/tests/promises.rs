@@ -22,16 +22,16 @@ fn z1_z8_all_orders_and_codecs_return_their_bytes() {
                 c.pools = 3;
             });
             let mut w = store.worker();
-            let mut saved = Vec::new();
+            let mut saves = Vec::new();
             for o in (0..=9).map(order) {
                 let folio = mixed_folio(o, &mut random);
                 let handles = save(&store, &mut w, &folio, o, o.get() as u64).unwrap();
                 assert_eq!(handles.len(), o.pages() / o.min(order(block)).pages());
                 assert_same(&store, &mut w, &handles, &folio, o);
-                saved.push((handles, folio, o));
+                saves.push((handles, folio, o));
             }
             store.check().unwrap();
-            for (handles, folio, o) in &saved {
+            for (handles, folio, o) in &saves {
                 assert_same(&store, &mut w, handles, folio, *o);
                 store.free_many(handles);
             }
@@ -103,7 +103,7 @@ fn zero_blocks_hold_no_memory_and_load_at_every_order() {
 fn a_worker_keeps_its_codec_until_it_is_given_another() {
     let store = store_with(|_| ());
     let (mut w, folio) = (store.worker(), mixed_folio(order(4), &mut Random::new(4)));
-    let mut saved = Vec::new();
+    let mut saves = Vec::new();
     let formats = |store: &Store, handles: &[Handle]| {
         let format = |handle: &Handle| {
             let name = handle.object()?;
@@ -120,19 +120,19 @@ fn a_worker_keeps_its_codec_until_it_is_given_another() {
     {
         let spec = CodecSpec::parse(next).unwrap();
         store.set_codec(spec);
-        saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
+        saves.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
         assert_eq!(
-            formats(&store, &saved[saved.len() - 1]).first(),
+            formats(&store, &saves[saves.len() - 1]).first(),
             Some(&before),
             "{next}: it goes on with its own"
         );
         w.set_codec(store.codec());
         assert_eq!(w.codec(), spec);
-        saved.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
-        assert_eq!(formats(&store, &saved[saved.len() - 1]).first(), Some(&after), "{next}");
+        saves.push(save(&store, &mut w, &folio, order(4), 1).unwrap());
+        assert_eq!(formats(&store, &saves[saves.len() - 1]).first(), Some(&after), "{next}");
         assert_eq!(store.worker().codec(), spec);
     }
-    saved.iter().for_each(|handles| assert_same(&store, &mut w, handles, &folio, order(4)));
+    saves.iter().for_each(|handles| assert_same(&store, &mut w, handles, &folio, order(4)));
     store.check().unwrap();
 }
 
@@ -140,17 +140,17 @@ fn a_worker_keeps_its_codec_until_it_is_given_another() {
 fn z8_objects_are_read_with_their_own_codec_after_a_switch() {
     let store = store_with(|_| ());
     let mut random = Random::new(3);
-    let mut saved = Vec::new();
+    let mut saves = Vec::new();
     for codec in CODECS {
         store.set_codec(CodecSpec::parse(codec.name).unwrap());
         let mut w = store.worker();
         assert_eq!(w.codec().name(), codec.name);
         let folio = mixed_folio(order(6), &mut random);
-        saved.push((save(&store, &mut w, &folio, order(6), 1).unwrap(), folio));
+        saves.push((save(&store, &mut w, &folio, order(6), 1).unwrap(), folio));
     }
     for spec in ["none", "zstd:19"] {
         let mut w = store.worker_for(CodecSpec::parse(spec).unwrap());
-        saved
+        saves
             .iter()
             .for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(6)));
     }
@@ -181,7 +181,7 @@ fn p1_a_key_always_picks_the_same_pool_and_keys_spread_over_all() {
         let mut w = store.worker();
         let mut folio = Pages::new(1);
         Fill::Real(0).write(folio.page_mut(0));
-        let mut used = std::collections::HashSet::new();
+        let mut pools_used = std::collections::HashSet::new();
         for key in 0..pools as u64 * 40 {
             let both: Vec<u8> = (0..2)
                 .map(|_| {
@@ -189,9 +189,9 @@ fn p1_a_key_always_picks_the_same_pool_and_keys_spread_over_all() {
                 })
                 .collect();
             assert_eq!(both[0], both[1]);
-            used.insert(both[0]);
+            pools_used.insert(both[0]);
         }
-        assert_eq!(used.len(), pools);
+        assert_eq!(pools_used.len(), pools);
         store.check().unwrap();
         assert_eq!(store.stats().objects, pools as u64 * 80);
     }
@@ -244,7 +244,7 @@ fn sparse_store(seed: u64) -> (Store, Vec<(Vec<Handle>, Pages)>, StoreStats) {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
     let mut random = Random::new(seed);
-    let mut saved: Vec<_> = (0..400)
+    let mut saves: Vec<_> = (0..400)
         .map(|key| {
             let folio = mixed_folio(order(4), &mut random);
             (save(&store, &mut w, &folio, order(4), key).unwrap(), folio)
@@ -252,25 +252,25 @@ fn sparse_store(seed: u64) -> (Store, Vec<(Vec<Handle>, Pages)>, StoreStats) {
         .collect();
     let full = store.stats();
     let mut index = 0;
-    saved.retain(|(handles, _)| {
+    saves.retain(|(handles, _)| {
         index += 1;
         let keep = index % 4 == 0;
         (!keep).then(|| store.free_many(handles));
         keep
     });
-    (store, saved, full)
+    (store, saves, full)
 }
 
 #[test]
 fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
-    let (store, saved, full) = sparse_store(6);
+    let (store, saves, full) = sparse_store(6);
     let mut w = store.worker();
     store.check().unwrap();
     let sparse = store.stats();
-    let released = store.compact(u64::MAX);
+    let bytes = store.compact(u64::MAX);
     store.check().unwrap();
     let compact = store.stats();
-    assert_eq!(sparse.held_bytes - released, compact.held_bytes);
+    assert_eq!(sparse.held_bytes - bytes, compact.held_bytes);
     assert_eq!(compact.warm_bytes, 0);
     assert!(compact.moved > 0);
     assert!(
@@ -279,8 +279,8 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
         compact.held_bytes,
         full.held_bytes
     );
-    saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
-    saved.iter().for_each(|(handles, _)| store.free_many(handles));
+    saves.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
+    saves.iter().for_each(|(handles, _)| store.free_many(handles));
     store.compact(u64::MAX);
     assert_eq!(store.pool_bytes(), store.stats().metadata_bytes);
     store.check().unwrap();
@@ -291,17 +291,17 @@ fn m2_compaction_empties_sparse_spans_and_keeps_every_byte() {
 
 #[test]
 fn m2_bounded_tidying_packs_a_sparse_pool_and_stops() {
-    let (store, saved, _) = sparse_store(16);
+    let (store, saves, _) = sparse_store(16);
     let mut w = store.worker();
     let sparse = store.stats();
     let mut steps = 0;
     loop {
-        let emptied = store.tidy();
+        let bytes = store.tidy();
         store.check().unwrap();
-        if emptied == 0 {
+        if bytes == 0 {
             break;
         }
-        assert!(emptied <= (256 << 10) + (128 << 10), "a step of {emptied} bytes");
+        assert!(bytes <= (256 << 10) + (128 << 10), "a step of {bytes} bytes");
         steps += 1;
     }
     let tidy = store.stats();
@@ -314,7 +314,7 @@ fn m2_bounded_tidying_packs_a_sparse_pool_and_stops() {
         sparse.efficiency()
     );
     assert_eq!((store.tidy(), store.stats().moved), (0, tidy.moved), "nothing is left to do");
-    saved.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
+    saves.iter().for_each(|(handles, folio)| assert_same(&store, &mut w, handles, folio, order(4)));
 }
 
 #[test]
@@ -359,14 +359,14 @@ fn held_bytes_are_what_the_kernel_sees() {
     let store = store_with(|c| c.pools = 2);
     let mut w = store.worker();
     let mut random = Random::new(8);
-    let saved: Vec<_> = (0..100)
+    let saves: Vec<_> = (0..100)
         .map(|k| save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k).unwrap())
         .collect();
-    saved.iter().step_by(2).for_each(|h| store.free_many(h));
+    saves.iter().step_by(2).for_each(|h| store.free_many(h));
     let resident = store.resident_bytes();
-    let held = store.pool_bytes();
-    assert!(resident <= held, "{resident} resident but {held} counted");
-    assert!(resident * 100 > held * 85, "{resident} resident but {held} counted");
+    let held_bytes = store.pool_bytes();
+    assert!(resident <= held_bytes, "{resident} resident but {held_bytes} counted");
+    assert!(resident * 100 > held_bytes * 85, "{resident} resident but {held_bytes} counted");
     store.compact(u64::MAX);
     let resident = store.resident_bytes();
     assert!(resident <= store.pool_bytes() && resident * 100 > store.pool_bytes() * 85);
@@ -378,10 +378,10 @@ fn emptied_spans_are_kept_within_the_allowance_and_reused() {
         let store = store_with(|c| c.pools = pools);
         let mut w = store.worker();
         let mut random = Random::new(9);
-        let saved = |k: u64| {
+        let save_one = |k: u64| {
             save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap()
         };
-        let handles: Vec<_> = (0..60u64).flat_map(saved).collect();
+        let handles: Vec<_> = (0..60u64).flat_map(save_one).collect();
         let full = store.stats();
         for handle in &handles {
             store.free(*handle);
@@ -394,9 +394,9 @@ fn emptied_spans_are_kept_within_the_allowance_and_reused() {
         store.check().unwrap();
         let warm = store.stats().warm_bytes;
         assert!(warm > 0);
-        let released = store.trim();
-        assert_eq!(store.stats().warm_bytes, warm - released);
-        assert!(released > 0 && store.stats().warm_bytes <= allowance / 2, "{pools} pools");
+        let bytes = store.trim();
+        assert_eq!(store.stats().warm_bytes, warm - bytes);
+        assert!(bytes > 0 && store.stats().warm_bytes <= allowance / 2, "{pools} pools");
         store.check().unwrap();
     }
 }

@@ -55,17 +55,17 @@ fn loads_frees_and_compaction_do_not_disturb_each_other() {
         c.pools = 2;
         c.cached_blocks = 3;
     });
-    let done = AtomicBool::new(false);
+    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let compactor = scope.spawn(|| {
-            let mut released = 0;
-            while !done.load(Ordering::Relaxed) {
-                released += store.compact(u64::MAX);
+            let mut bytes = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                bytes += store.compact(u64::MAX);
             }
-            released
+            bytes
         });
         let checker = scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
+            while !is_done.load(Ordering::Relaxed) {
                 store.check().unwrap();
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
@@ -73,21 +73,21 @@ fn loads_frees_and_compaction_do_not_disturb_each_other() {
         let store = &store;
         let churners: Vec<_> =
             (0..THREADS).map(|me| scope.spawn(move || churn(store, me, 1200))).collect();
-        let left: Vec<Handle> = churners.into_iter().flat_map(|t| t.join().unwrap()).collect();
-        done.store(true, Ordering::Relaxed);
+        let rest: Vec<Handle> = churners.into_iter().flat_map(|t| t.join().unwrap()).collect();
+        is_done.store(true, Ordering::Relaxed);
         checker.join().unwrap();
-        let released = compactor.join().unwrap();
+        let bytes = compactor.join().unwrap();
         store.check().unwrap();
         let stats = store.stats();
         println!(
             "moved {}, released {} KiB, lock waits {}",
             stats.moved,
-            released >> 10,
+            bytes >> 10,
             stats.lock_waits
         );
-        assert!(stats.moved > 0 && released > 0);
+        assert!(stats.moved > 0 && bytes > 0);
         assert_eq!(stats.bad_frees, 0);
-        store.free_many(&left);
+        store.free_many(&rest);
     });
     store.check().unwrap();
     assert_eq!(store.stats().objects, 0);

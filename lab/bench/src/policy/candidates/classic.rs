@@ -1,10 +1,10 @@
 //! Policies of textbooks. They evict one page at a time.
 
-use crate::policy::memory::{Arrival, Candidate, Memory};
-use crate::policy::trace::{Page, Trace};
+use crate::policy::memory::{Arrival, Candidate, PolicyMemory};
+use crate::policy::trace::{PageNumber, Trace};
 use memfold_engine::policy::eviction::LruList;
 
-fn oldest(memory: &Memory<'_>) -> Page {
+fn oldest(memory: &PolicyMemory<'_>) -> PageNumber {
     let (id, _) = memory.lists.isolate(LruList::Inactive).expect("a page is mapped");
     memory.lists.detach(id);
     id - 1
@@ -14,11 +14,11 @@ fn oldest(memory: &Memory<'_>) -> Page {
 pub struct Fifo;
 
 impl Candidate for Fifo {
-    fn arrived(&mut self, page: Page, _how: Arrival, memory: &mut Memory<'_>) {
+    fn arrived(&mut self, page: PageNumber, _how: Arrival, memory: &mut PolicyMemory<'_>) {
         memory.list(page, LruList::Inactive);
     }
 
-    fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
+    fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber {
         oldest(memory)
     }
 }
@@ -27,15 +27,15 @@ impl Candidate for Fifo {
 pub struct LeastRecent;
 
 impl Candidate for LeastRecent {
-    fn arrived(&mut self, page: Page, _how: Arrival, memory: &mut Memory<'_>) {
+    fn arrived(&mut self, page: PageNumber, _how: Arrival, memory: &mut PolicyMemory<'_>) {
         memory.list(page, LruList::Inactive);
     }
 
-    fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
+    fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber {
         oldest(memory)
     }
 
-    fn touched(&mut self, page: Page, _write: bool, memory: &mut Memory<'_>) {
+    fn touched(&mut self, page: PageNumber, _write: bool, memory: &mut PolicyMemory<'_>) {
         memory.list(page, LruList::Inactive);
     }
 }
@@ -44,7 +44,7 @@ impl Candidate for LeastRecent {
 pub struct Clock {
     accessed: Vec<bool>,
     /// The page that was mapped last. The touch that it was mapped for is not counted.
-    fresh: Option<Page>,
+    fresh: Option<PageNumber>,
 }
 
 impl Clock {
@@ -55,12 +55,12 @@ impl Clock {
 }
 
 impl Candidate for Clock {
-    fn arrived(&mut self, page: Page, _how: Arrival, memory: &mut Memory<'_>) {
+    fn arrived(&mut self, page: PageNumber, _how: Arrival, memory: &mut PolicyMemory<'_>) {
         self.fresh = Some(page);
         memory.list(page, LruList::Inactive);
     }
 
-    fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
+    fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber {
         loop {
             let page = oldest(memory);
             if !std::mem::take(&mut self.accessed[page as usize]) {
@@ -71,7 +71,7 @@ impl Candidate for Clock {
         }
     }
 
-    fn touched(&mut self, page: Page, _write: bool, _memory: &mut Memory<'_>) {
+    fn touched(&mut self, page: PageNumber, _write: bool, _memory: &mut PolicyMemory<'_>) {
         self.accessed[page as usize] |= self.fresh.take() != Some(page);
     }
 }

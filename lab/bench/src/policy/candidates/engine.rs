@@ -1,8 +1,10 @@
 //! The engine's own policy, and changes to it. All decisions are those of `memfold_engine::policy`: the
 //! lists, refault distances, batches and streams.
 
-use crate::policy::memory::{Arrival, Batches, Candidate, LoadPlan, Memory, Place, Protection};
-use crate::policy::trace::{Page, Trace};
+use crate::policy::memory::{
+    Arrival, Batches, Candidate, LoadPlan, MapProtection, Place, PolicyMemory,
+};
+use crate::policy::trace::{PageNumber, Trace};
 use memfold_engine::policy::eviction::{self, LruList};
 use memfold_engine::policy::stream_readahead::{Streams, is_protected};
 use memfold_engine::policy::workingset;
@@ -63,20 +65,20 @@ struct Known {
 }
 
 /// The engine with changes.
-pub struct Engine {
+pub struct EngineCandidate {
     changes: Changes,
     streams: Streams,
     known: Vec<Known>,
     /// For each run: above 0 if neighbours are used, below 0 if not.
     scores: std::collections::HashMap<u64, i8>,
     /// The page that was mapped last. The touch that it was mapped for says nothing new.
-    fresh: Option<Page>,
+    fresh: Option<PageNumber>,
 }
 
-impl Engine {
+impl EngineCandidate {
     /// Makes it for a trace.
     pub fn boxed(trace: &Trace, changes: Changes) -> Box<dyn Candidate> {
-        Box::new(Engine {
+        Box::new(EngineCandidate {
             changes,
             streams: Streams::new(BLOCK, Order::MAX),
             known: vec![Known::default(); trace.pages()],
@@ -85,13 +87,13 @@ impl Engine {
         })
     }
 
-    fn list(&self, page: Page, memory: &Memory<'_>) {
+    fn list(&self, page: PageNumber, memory: &PolicyMemory<'_>) {
         let active = self.known[page as usize].active;
         memory.list(page, if active { LruList::Active } else { LruList::Inactive });
     }
 
     /// Records whether a neighbour was of use.
-    fn learn(&mut self, page: Page, used: bool, memory: &Memory<'_>) {
+    fn learn(&mut self, page: PageNumber, used: bool, memory: &PolicyMemory<'_>) {
         if std::mem::take(&mut self.known[page as usize].beside) {
             let score = self.scores.entry(memory.address(page) / RUN_PAGES).or_default();
             *score = if used { (*score + 1).min(SCORE_MOST) } else { (*score - 1).max(-RETRY) };
@@ -99,7 +101,11 @@ impl Engine {
     }
 
     /// Returns the neighbours to load with a page.
-    fn around(&mut self, page: Page, memory: &Memory<'_>) -> std::ops::Range<Page> {
+    fn around(
+        &mut self,
+        page: PageNumber,
+        memory: &PolicyMemory<'_>,
+    ) -> std::ops::Range<PageNumber> {
         let (address, pages) = (memory.address(page), self.changes.around);
         if self.changes.learns {
             let score = self.scores.entry(address / RUN_PAGES).or_default();
@@ -114,7 +120,11 @@ impl Engine {
 }
 
 /// Returns the pages after `page`, up to the address `end`, that are stored without a gap.
-fn stored_after(page: Page, end: u64, memory: &Memory<'_>) -> std::ops::Range<Page> {
+fn stored_after(
+    page: PageNumber,
+    end: u64,
+    memory: &PolicyMemory<'_>,
+) -> std::ops::Range<PageNumber> {
     let next = memory.address(page) + 1;
     let pages = memory.pages_in(page, next..end);
     let count = pages
@@ -124,11 +134,11 @@ fn stored_after(page: Page, end: u64, memory: &Memory<'_>) -> std::ops::Range<Pa
             memory.address(*page) == *at && memory.place(*page) == Place::Stored
         })
         .count();
-    pages.start..pages.start + count as Page
+    pages.start..pages.start + count as PageNumber
 }
 
-impl Candidate for Engine {
-    fn arrived(&mut self, page: Page, how: Arrival, memory: &mut Memory<'_>) {
+impl Candidate for EngineCandidate {
+    fn arrived(&mut self, page: PageNumber, how: Arrival, memory: &mut PolicyMemory<'_>) {
         if how == Arrival::First {
             let key = memory.address(page);
             self.streams.advise(key);
@@ -150,7 +160,7 @@ impl Candidate for Engine {
         self.list(page, memory);
     }
 
-    fn victim(&mut self, memory: &mut Memory<'_>) -> Page {
+    fn victim(&mut self, memory: &mut PolicyMemory<'_>) -> PageNumber {
         loop {
             let (id, _) = eviction::next_victim(&memory.lists).expect("a page is mapped");
             memory.lists.detach(id);
@@ -167,14 +177,14 @@ impl Candidate for Engine {
         }
     }
 
-    fn touched(&mut self, page: Page, write: bool, memory: &mut Memory<'_>) {
+    fn touched(&mut self, page: PageNumber, write: bool, memory: &mut PolicyMemory<'_>) {
         self.learn(page, true, memory);
         if self.fresh.take() != Some(page) && write {
             self.known[page as usize].written = self.changes.write_bits;
         }
     }
 
-    fn plan(&mut self, page: Page, write: bool, memory: &Memory<'_>) -> LoadPlan {
+    fn plan(&mut self, page: PageNumber, write: bool, memory: &PolicyMemory<'_>) -> LoadPlan {
         let key = memory.address(page);
         let advice = self.streams.advise(key);
         let after = advice.pages_after(key + 1);
@@ -191,9 +201,9 @@ impl Candidate for Engine {
             protected: is_protected(advice.touch, write || is_expected),
             ahead,
             protects_ahead: match is_protected(advice.touch, false) {
-                true if self.changes.forgets => Protection::All,
-                true => Protection::LeftClean,
-                false => Protection::None,
+                true if self.changes.forgets => MapProtection::All,
+                true => MapProtection::LeftClean,
+                false => MapProtection::None,
             },
             arrival_ahead: if is_stream { Arrival::Stream } else { Arrival::Beside },
         }

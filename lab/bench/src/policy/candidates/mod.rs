@@ -24,13 +24,34 @@ pub const ALL: [Named; 13] = [
     Named { name: "lru", make: |_| Box::new(classic::LeastRecent) },
     Named { name: "clock", make: |trace| Box::new(classic::Clock::new(trace)) },
     Named { name: "fifo", make: |_| Box::new(classic::Fifo) },
-    Named { name: OWN, make: |trace| engine::Engine::boxed(trace, engine::Changes::NONE) },
-    Named { name: "forgets", make: |trace| engine::Engine::boxed(trace, engine::FORGETS) },
-    Named { name: "nostreams", make: |trace| engine::Engine::boxed(trace, engine::NO_STREAMS) },
-    Named { name: "writebits", make: |trace| engine::Engine::boxed(trace, engine::WRITE_BITS) },
-    Named { name: "around4", make: |trace| engine::Engine::boxed(trace, engine::AROUND_4) },
-    Named { name: "around16", make: |trace| engine::Engine::boxed(trace, engine::AROUND_16) },
-    Named { name: "learned16", make: |trace| engine::Engine::boxed(trace, engine::LEARNED_16) },
-    Named { name: "combined", make: |trace| engine::Engine::boxed(trace, engine::COMBINED) },
-    Named { name: "learned", make: |trace| engine::Engine::boxed(trace, engine::COMBINED_LEARNED) },
+    Named { name: OWN, make: |trace| engine::EngineCandidate::boxed(trace, engine::Changes::NONE) },
+    Named { name: "forgets", make: |trace| engine::EngineCandidate::boxed(trace, engine::FORGETS) },
+    Named {
+        name: "nostreams",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::NO_STREAMS),
+    },
+    Named {
+        name: "writebits",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::WRITE_BITS),
+    },
+    Named {
+        name: "around4",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::AROUND_4),
+    },
+    Named {
+        name: "around16",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::AROUND_16),
+    },
+    Named {
+        name: "learned16",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::LEARNED_16),
+    },
+    Named {
+        name: "combined",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::COMBINED),
+    },
+    Named {
+        name: "learned",
+        make: |trace| engine::EngineCandidate::boxed(trace, engine::COMBINED_LEARNED),
+    },
 ];

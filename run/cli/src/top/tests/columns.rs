@@ -13,14 +13,14 @@ proptest! {
     fn filter_keeps_exactly_the_rows_with_the_text(
         rows in prop::collection::vec(any_row(), 0..12), text in "[a-c0-9é]{0,2}"
     ) {
-        let mut kept = rows.clone();
-        filter(&mut kept, &text);
+        let mut rows_kept = rows.clone();
+        filter(&mut rows_kept, &text);
         let has = |row: &Row| {
             let cells = [row.name.clone(), row.group.clone().unwrap_or_default()];
             cells.iter().any(|cell| cell.to_lowercase().contains(&text.to_lowercase()))
         };
-        let wanted: Vec<Row> = rows.into_iter().filter(|row| has(row)).collect();
-        prop_assert_eq!(keys(&kept), keys(&wanted));
+        let rows_expected: Vec<Row> = rows.into_iter().filter(|row| has(row)).collect();
+        prop_assert_eq!(keys(&rows_kept), keys(&rows_expected));
     }
 
     #[test]
@@ -68,8 +68,8 @@ fn columns_fit_every_width_and_wider_ones_show_more() {
     let titles =
         |width| -> Vec<&str> { shown(width).iter().map(|(at, _)| COLUMNS[*at].title).collect() };
     for width in 0..300 {
-        let used: usize = shown(width).iter().map(|(_, width)| width + 1).sum();
-        assert!(used <= width + 1, "{width}: {used}");
+        let used_width: usize = shown(width).iter().map(|(_, width)| width + 1).sum();
+        assert!(used_width <= width + 1, "{width}: {used_width}");
         assert!(titles(width).len() <= titles(width + 1).len(), "{width}");
     }
     let base = ["PID", NAME, "USED/LIMIT", BAR, "RATIO", "LOAD/S", "ZERO/S", "FAULT%", "CODEC"];

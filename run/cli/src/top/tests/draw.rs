@@ -2,9 +2,9 @@ use super::{any_row, heard, run_of};
 use crate::top::areas::parse;
 use crate::top::columns::sort;
 use crate::top::draw::{Screen, draw};
-use crate::top::keys::{Input, State, press};
-use crate::top::model::{Page, Row, RowKey, rows};
-use crate::top::watch::Source;
+use crate::top::keys::{Input, ViewState, press};
+use crate::top::model::{Row, RowKey, TopPage, rows};
+use crate::top::watch::WatchSource;
 use proptest::prelude::*;
 use ratatui_core::backend::TestBackend;
 use ratatui_core::style::Color;
@@ -32,7 +32,7 @@ fn lines(terminal: &Terminal<TestBackend>) -> Vec<String> {
     symbols.chunks(width).map(|line| line.concat().trim_end().to_string()).collect()
 }
 
-fn screen<'a>(rows: &'a [Row], state: &'a State) -> Screen<'a> {
+fn screen<'a>(rows: &'a [Row], state: &'a ViewState) -> Screen<'a> {
     Screen { rows, all: rows, at: 0, state, is_coloured: false, counters: &[], areas: None }
 }
 
@@ -46,78 +46,83 @@ fn some_rows() -> Vec<Row> {
     };
     let run = |faults| run_of(&["/usr/bin/python3", "/x/train.py"], 1.0, counters(faults));
     let group = json!([{"group": "agents", "limit_bytes": 1 << 30, "used_bytes": 0, "runs": 0}]);
-    let heard =
-        [heard(Source::Groups, None, group), heard(Source::Run(1234), Some(run(0)), run(12_345))];
-    rows(&heard, &Page::All, Instant::now())
+    let answers = [
+        heard(WatchSource::Groups, None, group),
+        heard(WatchSource::Run(1234), Some(run(0)), run(12_345)),
+    ];
+    rows(&answers, &TopPage::All, Instant::now())
 }
 
 #[test]
 fn list_fits_80_columns_with_all_that_matters() {
-    let (rows, state) = (some_rows(), State::new());
-    let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
+    let (rows, state) = (some_rows(), ViewState::new());
+    let lines_shown = lines(&drawn(80, 24, &screen(&rows, &state)));
     assert_eq!(
-        shown[0],
+        lines_shown[0],
         "memfold top: 1 run, 1 group, 0 servers; used 32.0M, folded 48.0M, spilled 0B"
     );
-    assert_eq!(shown[1], "## uncompressed  == compressed  .. in the swap file or remote store");
-    let head = "    PID* NAME            USED/LIMIT MEMORY     RATIO LOAD/S ZERO/S FAULT% CODEC";
-    assert_eq!(shown[2], head);
-    assert!(
-        shown[3].starts_with(">   1234 python3 train~ 32.0M/64.0M ###==       3.00"),
-        "{}",
-        shown[3]
+    assert_eq!(
+        lines_shown[1],
+        "## uncompressed  == compressed  .. in the swap file or remote store"
     );
-    assert!(shown[3].ends_with("12.3k      0    1.2 lz4"), "{}", shown[3]);
-    assert!(shown[4].starts_with("   group agents  "), "{}", shown[4]);
-    assert!(shown[23].starts_with("q quit  ? help"), "{}", shown[23]);
+    let head = "    PID* NAME            USED/LIMIT MEMORY     RATIO LOAD/S ZERO/S FAULT% CODEC";
+    assert_eq!(lines_shown[2], head);
+    assert!(
+        lines_shown[3].starts_with(">   1234 python3 train~ 32.0M/64.0M ###==       3.00"),
+        "{}",
+        lines_shown[3]
+    );
+    assert!(lines_shown[3].ends_with("12.3k      0    1.2 lz4"), "{}", lines_shown[3]);
+    assert!(lines_shown[4].starts_with("   group agents  "), "{}", lines_shown[4]);
+    assert!(lines_shown[23].starts_with("q quit  ? help"), "{}", lines_shown[23]);
 }
 
 #[test]
 fn colours_are_used_only_where_they_are_wanted() {
-    let (rows, mut state) = (some_rows(), State::new());
+    let (rows, mut state) = (some_rows(), ViewState::new());
     state.is_help = false;
     let colours = |is_coloured| {
         let screen = Screen { is_coloured, ..screen(&rows, &state) };
         let terminal = drawn(80, 24, &screen);
         let cells = terminal.backend().buffer().content().iter();
-        let mut found: Vec<Color> = cells.flat_map(|cell| [cell.fg, cell.bg]).collect();
-        found.dedup();
-        (found.contains(&Color::Green) && found.contains(&Color::Yellow), found.len() > 1)
+        let mut colours: Vec<Color> = cells.flat_map(|cell| [cell.fg, cell.bg]).collect();
+        colours.dedup();
+        (colours.contains(&Color::Green) && colours.contains(&Color::Yellow), colours.len() > 1)
     };
     assert_eq!((colours(true), colours(false)), ((true, true), (false, false)));
 }
 
 #[test]
 fn silent_run_has_no_old_figures() {
-    let (mut rows, state) = (some_rows(), State::new());
+    let (mut rows, state) = (some_rows(), ViewState::new());
     rows[0].silent = Some(Duration::from_secs(7));
-    let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
-    assert_eq!(shown[3], ">   1234 python3 train~ no answer for 7 s; it may be busy");
+    let lines_shown = lines(&drawn(80, 24, &screen(&rows, &state)));
+    assert_eq!(lines_shown[3], ">   1234 python3 train~ no answer for 7 s; it may be busy");
     rows[0].is_stopped = true;
-    let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
-    assert_eq!(shown[3], ">   1234 python3 train~ no answer for 7 s; it is stopped");
+    let lines_shown = lines(&drawn(80, 24, &screen(&rows, &state)));
+    assert_eq!(lines_shown[3], ">   1234 python3 train~ no answer for 7 s; it is stopped");
 }
 
 #[test]
 fn empty_screen_says_that_it_goes_on_looking() {
-    let mut state = State::new();
-    let shown = lines(&drawn(80, 24, &screen(&[], &state)));
-    assert!(shown[3].contains("No runs, groups or block devices"), "{}", shown[3]);
+    let mut state = ViewState::new();
+    let lines_shown = lines(&drawn(80, 24, &screen(&[], &state)));
+    assert!(lines_shown[3].contains("No runs, groups or block devices"), "{}", lines_shown[3]);
     state.filter = "x".to_string();
-    let shown = lines(&drawn(80, 24, &screen(&[], &state)));
-    assert!(shown[3].contains("Nothing here has \"x\""), "{}", shown[3]);
+    let lines_shown = lines(&drawn(80, 24, &screen(&[], &state)));
+    assert!(lines_shown[3].contains("Nothing here has \"x\""), "{}", lines_shown[3]);
 }
 
 #[test]
 fn selected_row_is_always_on_the_screen() {
     let row = |pid| Row { pid: Some(pid), ..Row::new(RowKey::Run(pid), "x".to_string()) };
-    let (rows, state) = ((1..100).map(row).collect::<Vec<_>>(), State::new());
+    let (rows, state) = ((1..100).map(row).collect::<Vec<_>>(), ViewState::new());
     for at in [0, 5, 50, 98] {
         let screen = Screen { at, ..screen(&rows, &state) };
-        let shown = lines(&drawn(60, 10, &screen));
-        let selected: Vec<_> = shown.iter().filter(|line| line.starts_with('>')).collect();
-        assert_eq!(selected.len(), 1, "{shown:?}");
-        assert!(selected[0].contains(&format!(" {} ", at + 1)), "{selected:?}");
+        let lines_shown = lines(&drawn(60, 10, &screen));
+        let selection: Vec<_> = lines_shown.iter().filter(|line| line.starts_with('>')).collect();
+        assert_eq!(selection.len(), 1, "{lines_shown:?}");
+        assert!(selection[0].contains(&format!(" {} ", at + 1)), "{selection:?}");
     }
 }
 
@@ -127,41 +132,42 @@ fn page_of_a_process_tells_its_areas_apart() {
         "1000-401000 rw-p 0 0:0 0 [heap]\nRss: 1024 kB\nVmFlags: um\n\
          900000-a00000 r-xp 0 0:0 1 /lib/x.so\nRss: 64 kB\nVmFlags: rd\n",
     ));
-    let (rows, mut state) = ([Row::new(RowKey::Process(7), "python3".to_string())], State::new());
+    let (rows, mut state) =
+        ([Row::new(RowKey::Process(7), "python3".to_string())], ViewState::new());
     press(&mut state, Key::Char('\n'), &[Row::new(RowKey::Run(3), String::new())]);
     press(&mut state, Key::Char('\n'), &rows);
     let counters: Vec<_> = (0..24).map(|n| ("first touches/s", n.to_string())).collect();
     let screen = Screen { counters: &counters, areas: Some(&areas), ..screen(&rows, &state) };
-    let shown = lines(&drawn(80, 24, &screen)).join("\n");
-    for wanted in [
+    let text = lines(&drawn(80, 24, &screen)).join("\n");
+    for phrase in [
         "process 7: python3",
         "first touches/s         0 first touches/s         8 first touches/s        16",
         "    4.00M     1.00M     3.00M  [heap]",
         "    1.00M     64.0K         -  /lib/x.so (not managed)",
     ] {
-        assert!(shown.contains(wanted), "{wanted:?} is missing:\n{shown}");
+        assert!(text.contains(phrase), "{phrase:?} is missing:\n{text}");
     }
-    let failed = Err("Permission denied".to_string());
-    let screen = Screen { areas: Some(&failed), ..screen };
+    let failure = Err("Permission denied".to_string());
+    let screen = Screen { areas: Some(&failure), ..screen };
     assert!(lines(&drawn(80, 24, &screen)).join("\n").contains("can't be read: Permission denied"));
 }
 
 #[test]
 fn help_fits_80_columns_and_24_lines() {
-    let (rows, mut state) = (some_rows(), State::new());
+    let (rows, mut state) = (some_rows(), ViewState::new());
     state.is_help = true;
-    let shown = lines(&drawn(80, 24, &screen(&rows, &state)));
+    let lines_shown = lines(&drawn(80, 24, &screen(&rows, &state)));
     let is_whole = |line: &String| line.len() <= 80 && !line.ends_with('~');
-    assert!(shown[2..23].iter().all(is_whole), "{shown:?}");
-    assert!(shown[21].starts_with("Wider terminals"), "{shown:?}");
+    assert!(lines_shown[2..23].iter().all(is_whole), "{lines_shown:?}");
+    assert!(lines_shown[21].starts_with("Wider terminals"), "{lines_shown:?}");
 }
 
-fn any_state() -> impl Strategy<Value = State> {
+fn any_state() -> impl Strategy<Value = ViewState> {
     (any::<String>(), any::<String>(), 0usize..8, any::<bool>()).prop_map(
         |(filter, message, kind, is_help)| {
-            let mut state = State::new();
-            let opened = [RowKey::Run(3), RowKey::Group("g\u{1b}".to_string()), RowKey::Server(1)];
-            if let Some(key) = opened.get(kind % 4) {
+            let mut state = ViewState::new();
+            let keys = [RowKey::Run(3), RowKey::Group("g\u{1b}".to_string()), RowKey::Server(1)];
+            if let Some(key) = keys.get(kind % 4) {
                 press(&mut state, Key::Char('\n'), &[Row::new(key.clone(), String::new())]);
             }
             if kind == 4 {

@@ -5,14 +5,14 @@ mod keys;
 mod model;
 
 use super::model::{Row, RowKey};
-use super::watch::{Answer, Heard, Source};
+use super::watch::{Answer, Heard, WatchSource};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Returns a source that has answered twice, a second apart.
-fn heard(source: Source, before: Option<Value>, now: Value) -> Heard {
+fn heard(source: WatchSource, before: Option<Value>, now: Value) -> Heard {
     let at = Instant::now();
     let answer = |at, value| Answer { at, value: Arc::new(value) };
     let before = before.map(|value| answer(at - Duration::from_secs(1), value));

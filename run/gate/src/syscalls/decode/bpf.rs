@@ -21,9 +21,9 @@ pub fn bpf(n: &mut Operands) {
     let mut fields = StructFields([0; LOOKED_AT]);
     // Bytes past the end of a shorter struct count as zeros.
     for i in 0..LOOKED_AT.min(size).div_ceil(8) {
-        let left = size - i * 8;
+        let rest = size - i * 8;
         let place = at.wrapping_add(i * 8);
-        let part = match left {
+        let part = match rest {
             8.. => n.get::<8>(place).map(|f| f.0),
             _ => n.get::<4>(place).map(|f| [f.0[0], f.0[1], f.0[2], f.0[3], 0, 0, 0, 0]),
         };

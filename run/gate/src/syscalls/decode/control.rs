@@ -56,8 +56,8 @@ pub fn setsockopt(n: &mut Operands) {
 pub fn getsockopt(n: &mut Operands) {
     let (at, length) = (n.arg(3), n.arg(4));
     n.writes(length, 4);
-    let Some(said) = n.half(length) else { return };
-    let bytes = bytes_of(said);
+    let Some(half) = n.half(length) else { return };
+    let bytes = bytes_of(half);
     match (n.int(1), n.int(2)) {
         // SO_GET_FILTER counts instructions.
         (SOL_SOCKET, 26) => n.writes(at, bytes * SOCK_FILTER),

@@ -20,30 +20,30 @@ fn word(n: &mut Operands, at: usize, write: bool) {
 /// Names the memory of `futex`, by operation.
 pub fn futex(n: &mut Operands) {
     let operation = n.int(1) as i32;
-    let shared = operation & libc::FUTEX_PRIVATE_FLAG == 0;
+    let is_shared = operation & libc::FUTEX_PRIVATE_FLAG == 0;
     let (one, two, time) = (n.arg(0), n.arg(4), n.arg(3));
     let command = operation & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
     match command {
-        libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => word(n, one, shared),
-        libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET if shared => word(n, one, true),
-        libc::FUTEX_REQUEUE if shared => {
+        libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => word(n, one, is_shared),
+        libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET if is_shared => word(n, one, true),
+        libc::FUTEX_REQUEUE if is_shared => {
             word(n, one, true);
             word(n, two, true);
         }
         libc::FUTEX_CMP_REQUEUE => {
-            word(n, one, shared);
-            if shared {
+            word(n, one, is_shared);
+            if is_shared {
                 word(n, two, true);
             }
         }
         libc::FUTEX_WAKE_OP => {
-            if shared {
+            if is_shared {
                 word(n, one, true);
             }
             word(n, two, true);
         }
         libc::FUTEX_WAIT_REQUEUE_PI | libc::FUTEX_CMP_REQUEUE_PI => {
-            word(n, one, shared);
+            word(n, one, is_shared);
             word(n, two, true);
         }
         libc::FUTEX_LOCK_PI

@@ -3,7 +3,7 @@
 //!
 //! Requests that are missing here (graphics, video and drivers without numbers) show up as EFAULT,
 //! after which the keeper checks the call.
-use super::requests::{self, RequestKind};
+use super::requests::{self, ArgumentKind};
 use super::vectors;
 use crate::syscalls::operands::{Operands, TEXT_MAX};
 use crate::syscalls::sizes::*;
@@ -16,9 +16,9 @@ pub fn ioctl(n: &mut Operands) {
         return;
     }
     match requests::known(request) {
-        Some(RequestKind::Value) => {}
-        Some(RequestKind::In(bytes)) => n.reads(at, bytes),
-        Some(RequestKind::Out(bytes)) => n.writes(at, bytes),
+        Some(ArgumentKind::Value) => {}
+        Some(ArgumentKind::In(bytes)) => n.reads(at, bytes),
+        Some(ArgumentKind::Out(bytes)) => n.writes(at, bytes),
         None => {
             let bytes = (request >> 16 & 0x3fff) as usize;
             match request >> 30 {

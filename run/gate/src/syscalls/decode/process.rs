@@ -34,10 +34,10 @@ pub fn clone3(n: &mut Operands) {
         }
     }
     if size >= 80
-        && let Some(chosen) = n.get::<16>(at.wrapping_add(64))
-        && chosen.word(8) <= 32
+        && let Some(operation) = n.get::<16>(at.wrapping_add(64))
+        && operation.word(8) <= 32
     {
-        n.reads(chosen.word(0), chosen.word(8) * 4);
+        n.reads(operation.word(0), operation.word(8) * 4);
     }
 }
 

@@ -32,9 +32,9 @@ pub fn close_range(call: &mut ProgramCall) -> isize {
     for fd in (first..=last.min(OWN_MAX)).filter(|fd| call.keeper.life.owns_descriptor(*fd as i32))
     {
         if fd > from {
-            let done = raw(call.nr, &[from, fd - 1, flags, 0, 0, 0]);
-            if done < 0 {
-                return done;
+            let result = raw(call.nr, &[from, fd - 1, flags, 0, 0, 0]);
+            if result < 0 {
+                return result;
             }
         }
         from = fd + 1;

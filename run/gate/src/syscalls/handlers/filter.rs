@@ -96,13 +96,13 @@ fn forks(at: usize) -> bool {
 fn refuses(at: usize, call: &KeeperCall) -> bool {
     let mut data = [0u32; DATA_WORDS];
     (data[0], data[1]) = (call.number as u32, AUDIT_ARCH_X86_64);
-    let here = refuses as *const () as usize;
-    (data[2], data[3]) = (here as u32, (here >> 32) as u32);
+    let address = refuses as *const () as usize;
+    (data[2], data[3]) = (address as u32, (address >> 32) as u32);
     for (words, arg) in data[4..].chunks_exact_mut(2).zip(call.args) {
         (words[0], words[1]) = (arg as u32, (arg >> 32) as u32);
     }
-    says(at, &data).is_some_and(|said| {
-        let action = said & libc::SECCOMP_RET_ACTION_FULL;
+    says(at, &data).is_some_and(|answer| {
+        let action = answer & libc::SECCOMP_RET_ACTION_FULL;
         let fails = call.may_fail && action == libc::SECCOMP_RET_ERRNO;
         !(fails || LETS_THROUGH.contains(&action))
     })
@@ -127,10 +127,10 @@ fn says(at: usize, data: &[u32; DATA_WORDS]) -> Option<u32> {
         match op & 7 {
             libc::BPF_RET => return Some(if op & 0x18 == libc::BPF_A { machine.a } else { k }),
             libc::BPF_JMP => {
-                let (then, otherwise) = (word >> 16 & 0xff, word >> 24 & 0xff);
+                let (on_match, otherwise) = (word >> 16 & 0xff, word >> 24 & 0xff);
                 next += match op & 0xf0 {
                     libc::BPF_JA => k as usize,
-                    _ if machine.jumps(op, k)? => then as usize,
+                    _ if machine.jumps(op, k)? => on_match as usize,
                     _ => otherwise as usize,
                 };
             }
@@ -243,10 +243,10 @@ mod tests {
         assert!(refused(&second, (SYS_ioctl, 11)) && !refused(&second, (SYS_ioctl, 10)));
         // A call that may fail isn't refused by an error, but by a signal or by an unknown action.
         let fails = [NUMBER, errno];
-        let tried = KeeperCall::tried(SYS_openat, [0; 4]);
-        assert!(!refused_call(&fails, &tried) && refused(&fails, (SYS_openat, 0)));
+        let call = KeeperCall::tried(SYS_openat, [0; 4]);
+        assert!(!refused_call(&fails, &call) && refused(&fails, (SYS_openat, 0)));
         for action in [SECCOMP_RET_TRAP, SECCOMP_RET_KILL_PROCESS, 0x1234_0000] {
-            assert!(refused_call(&[(BPF_RET, 0, 0, action)], &tried), "{action:x}");
+            assert!(refused_call(&[(BPF_RET, 0, 0, action)], &call), "{action:x}");
         }
         // A filter that decides by each of the other arguments.
         for place in [0, 2, 3] {

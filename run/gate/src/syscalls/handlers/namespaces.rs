@@ -29,12 +29,12 @@ pub fn alone(
         args[place] = flags;
         raw(nr, &args)
     };
-    let refused = with(args[place]);
-    if ![libc::EINVAL, libc::EUSERS].contains(&(-refused as i32)) {
-        return refused;
+    let result = with(args[place]);
+    if ![libc::EINVAL, libc::EUSERS].contains(&(-result as i32)) {
+        return result;
     }
     match threads.alone(&mut || with(first)) {
         0 => with(later),
-        refused => refused,
+        result => result,
     }
 }

@@ -24,12 +24,12 @@ pub fn give_up_rights(call: &mut ProgramCall) -> isize {
 
 /// Serves calls after which a thread may have other users, groups or capabilities.
 pub fn change_identity(call: &mut ProgramCall) -> isize {
-    let made = give_up_rights(call);
-    if made >= 0 {
+    let result = give_up_rights(call);
+    if result >= 0 {
         signals::block_all();
         call.keeper.rights.give_up_rights();
     }
-    made
+    result
 }
 
 /// Serves `getrlimit`, `setrlimit` and `prlimit64`. The keeper answers for the limits of this
@@ -54,7 +54,7 @@ pub fn limit(call: &mut ProgramCall) -> isize {
     value(call.keeper.threads.limit(resource as u32, new).and_then(|before| {
         let before = before.map(|each| each as usize);
         // SAFETY: the program passed this address for the previous limit.
-        let told = old_at == 0 || unsafe { write(old_at, &before) }.is_ok();
-        if told { Ok(()) } else { Err(Errno::FAULT) }
+        let is_written = old_at == 0 || unsafe { write(old_at, &before) }.is_ok();
+        if is_written { Ok(()) } else { Err(Errno::FAULT) }
     }))
 }

@@ -24,8 +24,8 @@ pub fn has_no_counter() -> bool {
     let mut state = 0u32;
     let args = [PR_GET_TSC, &raw mut state as usize, 0, 0, 0, 0];
     // SAFETY: `state` has room for the answer, and lives until the call returns.
-    let asked = unsafe { system_call(libc::SYS_prctl, args) };
-    asked.is_ok() && state as usize == PR_TSC_SIGSEGV
+    let result = unsafe { system_call(libc::SYS_prctl, args) };
+    result.is_ok() && state as usize == PR_TSC_SIGSEGV
 }
 
 /// Serves a `prctl(PR_SET_TSC)` that refuses the time stamp counter.
@@ -89,21 +89,21 @@ pub fn set_rseq(call: &mut ProgramCall) -> isize {
 
 /// Serves `set_robust_list`.
 pub fn set_robust_list(call: &mut ProgramCall) -> isize {
-    let done = never_fold(call, call.args[0], call.args[1]);
-    if done >= 0 {
+    let result = never_fold(call, call.args[0], call.args[1]);
+    if result >= 0 {
         call.record.robust.store(call.args[0], SeqCst);
     }
-    done
+    result
 }
 
 /// Makes a call after which the kernel may write to a range at any time. Excludes the range from
 /// folding.
 fn never_fold(call: &ProgramCall, start: usize, len: usize) -> isize {
-    let done = call.raw();
-    if done >= 0 && start != 0 {
+    let result = call.raw();
+    if result >= 0 && start != 0 {
         call.keeper.pages.never_fold(start, len);
     }
-    done
+    result
 }
 
 /// Serves `prctl(PR_SET_SYSCALL_USER_DISPATCH)`.
@@ -125,10 +125,10 @@ pub fn be_traced(call: &mut ProgramCall) -> isize {
     if !threads::keep_home(keeper, record, true) {
         return -(libc::ENOMEM as isize);
     }
-    let made = call.raw();
-    if made < 0 {
+    let result = call.raw();
+    if result < 0 {
         threads::keep_home(keeper, record, false);
-        return made;
+        return result;
     }
     keeper.rights.tells(RefusedCall::Traced);
     if child().is_none() {
@@ -136,7 +136,7 @@ pub fn be_traced(call: &mut ProgramCall) -> isize {
         keeper.threads.end_alarms();
     }
     pass_by(call, true);
-    made
+    result
 }
 
 /// Disarms the caller. From now on its calls don't pass the gate, and neither do calls from patched

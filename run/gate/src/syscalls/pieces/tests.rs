@@ -50,18 +50,18 @@ impl FileModel {
         if self.signal == Some(0) {
             return CALLED_OFF;
         }
-        let made = self.call(parts, self.at);
-        self.at += made.max(0) as usize;
-        made
+        let result = self.call(parts, self.at);
+        self.at += result.max(0) as usize;
+        result
     }
 
     /// Makes a piece of a call at the file's offset. A pending signal stops it unless `must` is
     /// true.
     fn piece(&mut self, parts: &[[usize; 2]], must: bool) -> isize {
         let signal = self.signal.take_if(|_| must);
-        let made = self.whole(parts);
+        let result = self.whole(parts);
         self.signal = self.signal.or(signal);
-        made
+        result
     }
 
     fn seek(&mut self, by: isize) -> isize {
@@ -83,9 +83,9 @@ fn file_in_pieces_is_as_by_one_call() {
     for parts in vectors {
         for piece in 1..9 {
             for room in 0..24 {
-                for then in [0, EIO] {
+                for error in [0, EIO] {
                     for signal in [None, Some(0), Some(1), Some(4)] {
-                        let one = FileModel { at: 2, room, then, signal, log: Vec::new() };
+                        let one = FileModel { at: 2, room, then: error, signal, log: Vec::new() };
                         compare(parts, piece, TransferKind::File, one.clone());
                         compare(parts, piece, TransferKind::Append, one);
                     }
@@ -105,36 +105,36 @@ fn compare(parts: &[[usize; 2]], piece: usize, kind: TransferKind, mut one: File
     let nr = if writes { libc::SYS_writev } else { libc::SYS_readv } as usize;
     let (flags, sender) = (0, SenderMemory::default());
     let pieces = CallPieces { nr, args, buffers, writes, total, piece, kind, flags, sender };
-    let mut done = 0;
+    let mut done_count = 0;
     let ask = &mut |nr: usize, args: &[usize; 6]| {
         assert!(!writes, "a write moves the offset itself");
         assert_eq!((nr as i64, args[2]), (libc::SYS_lseek, libc::SEEK_CUR as usize));
         many.borrow_mut().seek(args[1] as isize)
     };
-    let made = pieces.run(&read_own, ask, &mut |piece| {
+    let result = pieces.run(&read_own, ask, &mut |piece| {
         let mut model = many.borrow_mut();
-        if model.signal.is_some_and(|at| at <= done) && !piece.must {
+        if model.signal.is_some_and(|at| at <= done_count) && !piece.must {
             return CALLED_OFF;
         }
         let [_, at, count, offset, ..] = piece.args;
         let parts = parts_of(at, count);
-        let mut named = 0;
+        let mut count = 0;
         piece.names(&mut |span| {
-            named += span.len;
+            count += span.len;
             assert_eq!(span.write, !writes);
         });
-        assert_eq!(named, parts.iter().map(|part| part[1]).sum::<usize>());
-        let made = match writes {
+        assert_eq!(count, parts.iter().map(|part| part[1]).sum::<usize>());
+        let result = match writes {
             true => {
                 assert_eq!(piece.nr, nr);
                 model.piece(&parts, piece.must)
             }
             false => model.call(&parts, offset),
         };
-        done += made.max(0) as usize;
-        made
+        done_count += result.max(0) as usize;
+        result
     });
-    assert_eq!(made, Some(whole), "{parts:?}, pieces of {piece}");
+    assert_eq!(result, Some(whole), "{parts:?}, pieces of {piece}");
     let many = many.into_inner();
     assert_eq!((many.at, &many.log), (one.at, &one.log), "{parts:?}, pieces of {piece}");
 }
@@ -143,15 +143,15 @@ fn compare(parts: &[[usize; 2]], piece: usize, kind: TransferKind, mut one: File
 fn parts_are_cut_at_unit_borders() {
     let vector = [[1 << 20, 100], [2 << 20, 3 * UNIT], [3 << 20, 5]];
     let buffers = CallBuffers::Vector(vector.as_ptr() as usize, vector.len());
-    let (mut done, mut seen) = (0, Vec::new());
-    while done < 3 * UNIT + 105 {
-        let parts = PieceParts::of(buffers, done, 2 * UNIT, &read_own).unwrap();
-        done += parts.bytes;
-        seen.push(parts.parts[..parts.count].to_vec());
+    let (mut count, mut values) = (0, Vec::new());
+    while count < 3 * UNIT + 105 {
+        let parts = PieceParts::of(buffers, count, 2 * UNIT, &read_own).unwrap();
+        count += parts.bytes;
+        values.push(parts.parts[..parts.count].to_vec());
     }
     let start = 2 << 20;
     assert_eq!(
-        seen,
+        values,
         [vec![[1 << 20, 100], [start, UNIT]], vec![[start + UNIT, 2 * UNIT]], vec![[3 << 20, 5]]]
     );
 }
@@ -163,7 +163,7 @@ fn stream(
     says: &[isize],
     data: &[bool],
 ) -> (isize, Vec<(i64, usize, usize)>) {
-    let made = RefCell::new(Vec::new());
+    let results = RefCell::new(Vec::new());
     let args = [3, 1000, 10, 0, 0, 0];
     let buffers = CallBuffers::One(1000);
     let writes = matches!(kind, TransferKind::Pour | TransferKind::Send);
@@ -186,33 +186,33 @@ fn stream(
         };
         let mut first = None;
         piece.names(&mut |span| first = first.or(Some(span.start)));
-        made.borrow_mut().push((piece.nr as i64, first.unwrap(), flags));
+        results.borrow_mut().push((piece.nr as i64, first.unwrap(), flags));
         *says.next().unwrap()
     });
-    (result.unwrap(), made.into_inner())
+    (result.unwrap(), results.into_inner())
 }
 
 #[test]
 fn stream_waits_and_signals_with_its_first_piece_only() {
     let (send, receive) = (libc::SYS_sendmsg, libc::SYS_recvmsg);
     let quiet = libc::MSG_NOSIGNAL as usize;
-    let (made, calls) = stream(TransferKind::Send, 1, &[4, 4, 2], &[]);
-    assert_eq!(made, 10);
+    let (result, calls) = stream(TransferKind::Send, 1, &[4, 4, 2], &[]);
+    assert_eq!(result, 10);
     assert_eq!(calls, [(1, 1000, 0), (send, 1004, quiet), (send, 1008, quiet)]);
     assert_eq!(stream(TransferKind::Send, 1, &[4, CALLED_OFF], &[]).0, 4);
     assert_eq!(stream(TransferKind::Send, 1, &[CALLED_OFF], &[]).0, CALLED_OFF);
     assert_eq!(stream(TransferKind::Pour, 1, &[4, 1], &[]).0, 5);
     let now = libc::MSG_DONTWAIT as usize;
-    let (made, calls) = stream(TransferKind::Receive, 0, &[4, 4], &[true, false]);
-    assert_eq!(made, 8);
+    let (result, calls) = stream(TransferKind::Receive, 0, &[4, 4], &[true, false]);
+    assert_eq!(result, 8);
     assert_eq!(calls, [(0, 1000, 0), (receive, 1004, now)]);
-    let (made, calls) = stream(TransferKind::Drain, 0, &[4, -11], &[]);
-    assert_eq!(made, 4);
+    let (result, calls) = stream(TransferKind::Drain, 0, &[4, -11], &[]);
+    assert_eq!(result, 4);
     let now = libc::RWF_NOWAIT as usize;
     assert_eq!(calls, [(0, 1000, 0), (libc::SYS_preadv2, 1004, now)]);
     assert_eq!(stream(TransferKind::Drain, 0, &[EINTR], &[]).0, EINTR);
-    let (made, calls) = stream(TransferKind::Interface, 0, &[4, 4], &[true, false]);
-    assert_eq!((made, calls), (8, vec![(0, 1000, 0), (0, 1004, 0)]));
+    let (result, calls) = stream(TransferKind::Interface, 0, &[4, 4], &[true, false]);
+    assert_eq!((result, calls), (8, vec![(0, 1000, 0), (0, 1004, 0)]));
     // A full piece of events may be followed by others, which the next call reads.
     assert_eq!(stream(TransferKind::Event, 0, &[4], &[]), (4, vec![(0, 1000, 0)]));
 }
@@ -260,10 +260,10 @@ fn kind_of_descriptor_decides_on_pieces() {
     let at = &raw const least as usize;
     let args = [patient.as_raw_fd() as usize, libc::SOL_SOCKET as usize, option, at, 4, 0];
     assert_eq!(real(libc::SYS_setsockopt as usize, &args), 0);
-    let (read, write) = (libc::SYS_read, libc::SYS_write);
+    let (read_nr, write) = (libc::SYS_read, libc::SYS_write);
     let (pread, receive, send) = (libc::SYS_pread64, libc::SYS_recvfrom, libc::SYS_sendto);
     for (nr, fd, flags, expected) in [
-        (read, file.as_raw_fd(), 0, Some(TransferKind::File)),
+        (read_nr, file.as_raw_fd(), 0, Some(TransferKind::File)),
         (pread, file.as_raw_fd(), 7, Some(TransferKind::At(7))),
         (pread, file.as_raw_fd(), -7, Some(TransferKind::At(-7isize as usize))),
         (write, file.as_raw_fd(), 0, Some(TransferKind::Append)),
@@ -274,7 +274,7 @@ fn kind_of_descriptor_decides_on_pieces() {
         (receive, patient.as_raw_fd(), 0, None),
         (send, patient.as_raw_fd(), 0, Some(TransferKind::Send)),
         (write, log.as_raw_fd(), 0, None),
-        (read, stream.as_raw_fd(), 0, Some(TransferKind::Receive)),
+        (read_nr, stream.as_raw_fd(), 0, Some(TransferKind::Receive)),
         (write, stream.as_raw_fd(), 0, Some(TransferKind::Send)),
         (receive, tcp.as_raw_fd(), 0, Some(TransferKind::Receive)),
         (receive, tcp.as_raw_fd(), libc::MSG_WAITALL, None),
@@ -282,23 +282,23 @@ fn kind_of_descriptor_decides_on_pieces() {
         (send, tcp.as_raw_fd(), libc::MSG_NOSIGNAL, Some(TransferKind::Send)),
         (send, file.as_raw_fd(), 0, None),
         (pread, stream.as_raw_fd(), 0, None),
-        (read, datagram.as_raw_fd(), 0, None),
+        (read_nr, datagram.as_raw_fd(), 0, None),
         (write, datagram.as_raw_fd(), 0, None),
-        (read, reader.as_raw_fd(), 0, Some(TransferKind::Drain)),
+        (read_nr, reader.as_raw_fd(), 0, Some(TransferKind::Drain)),
         (write, writer.as_raw_fd(), 0, Some(TransferKind::Pour)),
-        (read, proc.as_raw_fd(), 0, Some(TransferKind::Interface)),
+        (read_nr, proc.as_raw_fd(), 0, Some(TransferKind::Interface)),
         (pread, proc.as_raw_fd(), 7, Some(TransferKind::At(7))),
-        (read, event.as_raw_fd(), 0, Some(TransferKind::Event)),
+        (read_nr, event.as_raw_fd(), 0, Some(TransferKind::Event)),
         (write, event.as_raw_fd(), 0, None),
-        (read, epoll.as_raw_fd(), 0, None),
-        (read, udp.as_raw_fd(), 0, Some(TransferKind::Event)),
+        (read_nr, epoll.as_raw_fd(), 0, None),
+        (read_nr, udp.as_raw_fd(), 0, Some(TransferKind::Event)),
         (receive, udp.as_raw_fd(), libc::MSG_DONTWAIT, Some(TransferKind::Event)),
         (receive, udp.as_raw_fd(), libc::MSG_PEEK, None),
         (send, udp.as_raw_fd(), 0, None),
-        (read, device.as_raw_fd(), 0, None),
-        (read, master.as_raw_fd(), 0, Some(TransferKind::Event)),
+        (read_nr, device.as_raw_fd(), 0, None),
+        (read_nr, master.as_raw_fd(), 0, Some(TransferKind::Event)),
         (write, master.as_raw_fd(), 0, None),
-        (read, -1, 0, None),
+        (read_nr, -1, 0, None),
         (libc::SYS_readv, file.as_raw_fd(), 0, None),
     ] {
         assert_eq!(kind_of(nr, fd, flags), expected, "call {nr}, descriptor {fd}, flags {flags}");

@@ -54,11 +54,11 @@ fn refused_discard_keeps_contents() {
         let all = room.pages(0..64);
         calls.map(&all);
         calls.fold(&all);
-        let refused = error(Errno::INVAL);
+        let refusal = error(Errno::INVAL);
         // If the kernel refuses the advice itself, not even the first mapping is done.
         let odd = all.start + 1..all.end;
         let args = [odd.start, odd.len(), libc::MADV_DONTNEED as usize, 0, 0, 0];
-        assert_eq!(calls.call(libc::SYS_madvise, args), refused);
+        assert_eq!(calls.call(libc::SYS_madvise, args), refusal);
         assert_eq!(calls.read(&all), numbers(0..64));
     });
 }
@@ -148,13 +148,13 @@ fn memory_open_to_merging_stays_managed() {
         calls.map(&all);
         calls.fold(&all);
         // A kernel without KSM refuses the advice.
-        let done = calls.advise(&part, libc::MADV_MERGEABLE);
-        assert!([0, error(Errno::INVAL)].contains(&done), "{done}");
+        let result = calls.advise(&part, libc::MADV_MERGEABLE);
+        assert!([0, error(Errno::INVAL)].contains(&result), "{result}");
         assert_eq!(calls.managed(&all), [all.clone()]);
         assert!(marked(calls, MemoryMark::Mergeable, &all).is_empty());
         calls.unmap(&room.pages(32..64));
-        let refused = calls.advise(&room.pages(30..40), libc::MADV_MERGEABLE);
-        assert_eq!(refused, if done == 0 { error(Errno::NOMEM) } else { done });
+        let refusal = calls.advise(&room.pages(30..40), libc::MADV_MERGEABLE);
+        assert_eq!(refusal, if result == 0 { error(Errno::NOMEM) } else { result });
         assert_eq!(calls.read(&all), numbers(0..32));
     });
 }
@@ -178,12 +178,12 @@ fn memory_that_is_not_for_children_stays_managed() {
 fn discarded_memory_that_a_call_holds_stays_and_is_overwritten() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(64));
-        let (all, held) = (room.pages(0..64), room.pages(8..10));
+        let (all, hold_range) = (room.pages(0..64), room.pages(8..10));
         calls.map(&all);
-        let hold = program.pager().holds().hold(0, held.clone()).expect("there is room");
+        let hold = program.pager().holds().hold(0, hold_range.clone()).expect("there is room");
         assert_eq!(calls.advise(&all, libc::MADV_DONTNEED), 0);
         let is_there = |page| program.memory().pagemap().is_populated(page);
-        assert!(held.clone().step_by(PAGE_SIZE).all(is_there));
+        assert!(hold_range.clone().step_by(PAGE_SIZE).all(is_there));
         assert!(!is_there(room.pages(20..21).start));
         program.pager().holds().release(hold);
         assert_eq!(calls.read(&all), [0; 64]);
@@ -194,9 +194,9 @@ fn discarded_memory_that_a_call_holds_stays_and_is_overwritten() {
 fn memory_that_a_call_holds_is_not_freed() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(64));
-        let (all, held) = (room.pages(0..64), room.pages(8..10));
+        let (all, hold_range) = (room.pages(0..64), room.pages(8..10));
         calls.map(&all);
-        let hold = program.pager().holds().hold(0, held).expect("there is room");
+        let hold = program.pager().holds().hold(0, hold_range).expect("there is room");
         assert_eq!(calls.advise(&all, libc::MADV_FREE), 0);
         program.pager().holds().release(hold);
         let now = calls.read(&all);
@@ -216,9 +216,9 @@ fn guarded_memory_is_dropped_and_nothing_else() {
             // This kernel is older than Linux 6.13.
             return;
         }
-        let outside = [room.pages(0..16), room.pages(32..64)];
+        let outer_parts = [room.pages(0..16), room.pages(32..64)];
         if program.memory().paging().hides() {
-            assert_eq!(calls.managed(&all), outside, "a guard can't be hidden");
+            assert_eq!(calls.managed(&all), outer_parts, "a guard can't be hidden");
         }
         assert_eq!(calls.advise(&part, GUARD_REMOVE), 0);
         assert_eq!(calls.managed(&all), [all.clone()]);
@@ -236,12 +236,12 @@ fn advice_that_concerns_nothing_passes() {
         calls.map(&all);
         for advice in [libc::MADV_NORMAL, libc::MADV_RANDOM, libc::MADV_SEQUENTIAL, 12345] {
             let args = [all.start, all.len(), advice as usize, 0, 0, 0];
-            let asked =
+            let result =
                 ChangeCalls::of(program).change(libc::SYS_madvise as usize, &args, &mut |args| {
                     assert_eq!(args[2], advice as usize);
                     77
                 });
-            assert_eq!(asked, 77);
+            assert_eq!(result, 77);
         }
         // MADV_REMOVE removes nothing from private memory.
         let args = [0x1000, PAGE_SIZE, libc::MADV_REMOVE as usize, 0, 0, 0];

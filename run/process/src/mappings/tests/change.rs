@@ -31,9 +31,9 @@ fn lowest_page_of_growing_memory_stays_unmanaged() {
         assert_eq!(calls.map_with(&all, PLAIN, libc::MAP_GROWSDOWN), all.start as isize);
         assert_eq!(calls.managed(&all), [room.pages(65..128)]);
         // The addresses into which it grows.
-        let marked =
+        let marks_of =
             |state: &mut ProgramState| state.marked(MemoryMark::Other).within(&room.pages(0..128));
-        assert_eq!(calls.with_state(marked), [room.pages(0..65)]);
+        assert_eq!(calls.with_state(marks_of), [room.pages(0..65)]);
         calls.map(&room.pages(0..32));
     });
 }
@@ -80,10 +80,10 @@ fn refused_unmap_changes_nothing() {
         calls.map(&all);
         calls.fold(&all);
         let args = [all.start, all.len(), 0, 0, 0, 0];
-        let refused = error(Errno::NOMEM);
+        let refusal = error(Errno::NOMEM);
         let result =
-            ChangeCalls::of(program).change(libc::SYS_munmap as usize, &args, &mut |_| refused);
-        assert_eq!((result, calls.managed(&all)), (refused, [all.clone()].to_vec()));
+            ChangeCalls::of(program).change(libc::SYS_munmap as usize, &args, &mut |_| refusal);
+        assert_eq!((result, calls.managed(&all)), (refusal, [all.clone()].to_vec()));
         assert_eq!(calls.read(&all), numbers(0..64));
     });
 }
@@ -105,17 +105,17 @@ fn mapping_over_marked_memory_ends_the_mark() {
 fn moved_memory_is_managed_at_its_new_place() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::new(64));
-        let (all, there) = (from.pages(0..64), to.pages(0..64));
+        let (all, target) = (from.pages(0..64), to.pages(0..64));
         calls.map(&all);
         calls.fold(&from.pages(8..40));
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        let at = calls.remap(&all, all.len(), flags, there.start);
-        assert_eq!(at, there.start as isize);
+        let at = calls.remap(&all, all.len(), flags, target.start);
+        assert_eq!(at, target.start as isize);
         assert_eq!(
-            (calls.managed(&all), calls.managed(&there)),
-            (Vec::new(), [there.clone()].to_vec())
+            (calls.managed(&all), calls.managed(&target)),
+            (Vec::new(), [target.clone()].to_vec())
         );
-        assert_eq!(calls.read(&there), numbers(0..64));
+        assert_eq!(calls.read(&target), numbers(0..64));
     });
 }
 
@@ -123,13 +123,13 @@ fn moved_memory_is_managed_at_its_new_place() {
 fn memory_that_is_moved_and_kept_is_managed_at_both_places() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::new(64));
-        let (all, there) = (from.pages(0..64), to.pages(0..64));
+        let (all, target) = (from.pages(0..64), to.pages(0..64));
         calls.map(&all);
         calls.fold(&from.pages(0..64));
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
-        assert_eq!(calls.managed(&there), [there.clone()]);
-        assert_eq!(calls.read(&there), numbers(0..64));
+        assert_eq!(calls.remap(&all, all.len(), flags, target.start), target.start as isize);
+        assert_eq!(calls.managed(&target), [target.clone()]);
+        assert_eq!(calls.read(&target), numbers(0..64));
         assert_eq!(calls.read(&all), [0; 64], "what is left is new");
     });
 }
@@ -138,13 +138,13 @@ fn memory_that_is_moved_and_kept_is_managed_at_both_places() {
 fn refused_move_changes_nothing() {
     each_paging(|program| {
         let (calls, room) = (Calls(program), Room::new(80));
-        let (all, behind) = (room.pages(0..64), room.pages(64..80));
+        let (all, next_part) = (room.pages(0..64), room.pages(64..80));
         calls.map(&all);
-        calls.map_with(&behind, libc::PROT_READ, 0);
+        calls.map_with(&next_part, libc::PROT_READ, 0);
         calls.fold(&all);
         // The mapping may not move, and has no room to grow.
-        let refused = calls.remap(&all, 70 * PAGE_SIZE, 0, 0);
-        assert_eq!((refused, calls.managed(&all)), (error(Errno::NOMEM), [all.clone()].to_vec()));
+        let refusal = calls.remap(&all, 70 * PAGE_SIZE, 0, 0);
+        assert_eq!((refusal, calls.managed(&all)), (error(Errno::NOMEM), [all.clone()].to_vec()));
         assert_eq!(calls.read(&all), numbers(0..64));
     });
 }
@@ -173,9 +173,9 @@ fn grown_memory_has_the_marks_of_its_end() {
         // The kernel lets only one mapping grow, the last one.
         let last = room.pages(48..64);
         assert_eq!(calls.remap(&last, 32 * PAGE_SIZE, 0, 0), last.start as isize);
-        let marked = calls
+        let marks = calls
             .with_state(|state| state.marked(MemoryMark::DontDump).within(&room.pages(0..128)));
-        assert_eq!(marked, [room.pages(48..80)]);
+        assert_eq!(marks, [room.pages(48..80)]);
         assert_eq!(calls.managed(&room.pages(0..128)), [room.pages(0..48)]);
     });
 }
@@ -184,24 +184,24 @@ fn grown_memory_has_the_marks_of_its_end() {
 fn marks_move_with_the_memory_but_locks_end_where_it_was() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::new(64));
-        let (all, there) = (from.pages(0..32), to.pages(0..32));
+        let (all, target) = (from.pages(0..32), to.pages(0..32));
         calls.map(&all);
         assert_eq!(calls.advise(&all, libc::MADV_DONTDUMP), 0);
         assert_eq!(calls.call(libc::SYS_mlock, [all.start, all.len(), 0, 0, 0, 0]), 0);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
-        let marked = |mark, range: &core::ops::Range<usize>| {
+        assert_eq!(calls.remap(&all, all.len(), flags, target.start), target.start as isize);
+        let marks_of = |mark, range: &core::ops::Range<usize>| {
             calls.with_state(|state| state.marked(mark).within(range))
         };
         for mark in [MemoryMark::DontDump, MemoryMark::Locked] {
-            assert_eq!(marked(mark, &there), [there.clone()]);
-            assert!(marked(mark, &all).is_empty());
+            assert_eq!(marks_of(mark, &target), [target.clone()]);
+            assert!(marks_of(mark, &all).is_empty());
         }
-        assert!(calls.managed(&there).is_empty());
-        calls.call(libc::SYS_munlock, [there.start, there.len(), 0, 0, 0, 0]);
-        assert!(calls.managed(&there).is_empty(), "it is kept from dumps");
-        assert_eq!(calls.advise(&there, libc::MADV_DODUMP), 0);
-        assert_eq!(calls.managed(&there), [there.clone()]);
+        assert!(calls.managed(&target).is_empty());
+        calls.call(libc::SYS_munlock, [target.start, target.len(), 0, 0, 0, 0]);
+        assert!(calls.managed(&target).is_empty(), "it is kept from dumps");
+        assert_eq!(calls.advise(&target, libc::MADV_DODUMP), 0);
+        assert_eq!(calls.managed(&target), [target.clone()]);
     });
 }
 
@@ -209,14 +209,14 @@ fn marks_move_with_the_memory_but_locks_end_where_it_was() {
 fn mappings_that_are_moved_together_keep_what_lies_between() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(96), Room::new(96));
-        let (all, there) = (from.pages(0..96), to.pages(0..96));
+        let (all, target) = (from.pages(0..96), to.pages(0..96));
         calls.map(&from.pages(0..32));
         calls.map(&from.pages(64..96));
         assert_eq!(calls.unmap(&from.pages(32..64)), 0);
-        calls.map(&there);
+        calls.map(&target);
         calls.fold(&from.pages(0..96));
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
+        assert_eq!(calls.remap(&all, all.len(), flags, target.start), target.start as isize);
         assert_eq!(calls.managed(&all), [] as [core::ops::Range<usize>; 0]);
         assert_eq!(calls.read(&to.pages(0..32)), numbers(0..32));
         assert_eq!(calls.read(&to.pages(32..64)), numbers(32..64), "what was there, at the gap");
@@ -275,8 +275,8 @@ fn lock_that_fails_at_a_gap_has_locked_what_is_before_it() {
         let result = calls.call(libc::SYS_mlock, [all.start, all.len(), 0, 0, 0, 0]);
         assert_eq!(result, error(Errno::NOMEM));
         assert_eq!(calls.managed(&all), [room.pages(64..96)]);
-        let marked = calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all));
-        assert_eq!(marked, [room.pages(0..32)]);
+        let marks = calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all));
+        assert_eq!(marks, [room.pages(0..32)]);
     });
 }
 
@@ -287,10 +287,10 @@ fn refused_lock_leaves_memory_managed() {
         let all = room.pages(0..64);
         calls.map(&all);
         let args = [all.start, all.len(), 0, 0, 0, 0];
-        let refused = error(Errno::PERM);
+        let refusal = error(Errno::PERM);
         assert_eq!(
-            ChangeCalls::of(program).change(libc::SYS_mlock as usize, &args, &mut |_| refused),
-            refused
+            ChangeCalls::of(program).change(libc::SYS_mlock as usize, &args, &mut |_| refusal),
+            refusal
         );
         assert_eq!(calls.managed(&all), [all.clone()]);
         assert!(calls.with_state(|state| state.marked(MemoryMark::Locked).within(&all)).is_empty());
@@ -318,8 +318,8 @@ fn memory_that_may_be_merged_leaves_management() {
         assert!(calls.with_state(|state| state.takes()));
         assert_eq!(merge(1, 0), 0);
         assert!(calls.managed(&all).is_empty() && !calls.with_state(|state| state.takes()));
-        let marked = calls.with_state(|state| state.marked(MemoryMark::Mergeable).within(&all));
-        assert_eq!(marked, [all.clone()]);
+        let marks = calls.with_state(|state| state.marked(MemoryMark::Mergeable).within(&all));
+        assert_eq!(marks, [all.clone()]);
     });
 }
 
@@ -346,8 +346,8 @@ fn call_made_apart_leaves_what_another_thread_maps_meanwhile() {
         assert_eq!(result, 0);
         calls.with_state(|state| Adoption::of(program).adopt(state, &all));
         assert_eq!(calls.managed(&all), [middle]);
-        let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&all));
-        assert!(marked.is_empty() || marked == [room.pages(32..64)], "{marked:?}");
+        let marks = calls.with_state(|state| state.marked(MemoryMark::Other).within(&all));
+        assert!(marks.is_empty() || marks == [room.pages(32..64)], "{marks:?}");
     });
 }
 

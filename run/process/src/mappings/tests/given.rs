@@ -94,15 +94,15 @@ fn faults_are_the_programs_own_while_it_has_registered_for_them() {
 fn faults_of_the_program_move_with_its_memory() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(32), Room::new(32));
-        let (all, there, part) = (from.pages(0..32), to.pages(0..32), from.pages(8..16));
+        let (all, target, part) = (from.pages(0..32), to.pages(0..32), from.pages(8..16));
         calls.map(&all);
         calls.control(UFFDIO_REGISTER, &[part.start, part.len(), 1, 0]);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        assert_eq!(calls.remap(&all, all.len(), flags, there.start), there.start as isize);
+        assert_eq!(calls.remap(&all, all.len(), flags, target.start), target.start as isize);
         let own = |range| calls.own_faults(range);
-        assert_eq!((own(&all), own(&there)), ([].to_vec(), [to.pages(8..16)].to_vec()));
-        let marked = calls.with_state(|state| state.marked(MemoryMark::Other).within(&there));
-        assert_eq!(marked, [to.pages(8..16)]);
+        assert_eq!((own(&all), own(&target)), ([].to_vec(), [to.pages(8..16)].to_vec()));
+        let marks = calls.with_state(|state| state.marked(MemoryMark::Other).within(&target));
+        assert_eq!(marks, [to.pages(8..16)]);
     });
 }
 
@@ -114,7 +114,7 @@ fn managed_memory_is_filled_by_no_userfaultfd_of_the_program() {
         let (calls, room) = (Calls(program), Room::new(64));
         let all = room.pages(0..64);
         calls.map(&all);
-        let refused = error(Errno::NOENT);
+        let refusal = error(Errno::NOENT);
         let page = all.start + 5 * PAGE_SIZE;
         for (request, last) in [(UFFDIO_COPY, 4), (UFFDIO_MOVE, 4), (UFFDIO_ZEROPAGE, 3)] {
             let mut words = [page, PAGE_SIZE, PAGE_SIZE, 0, 0, 0];
@@ -123,16 +123,16 @@ fn managed_memory_is_filled_by_no_userfaultfd_of_the_program() {
             let make = &mut |_: &[usize; 6]| panic!("it isn't made");
             assert_eq!(
                 ChangeCalls::of(program).change(libc::SYS_ioctl as usize, &args, make),
-                refused
+                refusal
             );
             // SAFETY: `words` is still alive. It was written through its address, so it is read as
             // volatile.
-            assert_eq!(unsafe { (&raw const words[last]).read_volatile() }, refused as usize);
+            assert_eq!(unsafe { (&raw const words[last]).read_volatile() }, refusal as usize);
         }
         let protect = [page, PAGE_SIZE, 1];
         assert_eq!(calls.control(UFFDIO_WRITEPROTECT, &protect), None);
-        let outside = [0x10000, PAGE_SIZE, PAGE_SIZE, 0, 0];
-        assert_eq!(calls.control(UFFDIO_ZEROPAGE, &outside), Some(77));
+        let range_outside = [0x10000, PAGE_SIZE, PAGE_SIZE, 0, 0];
+        assert_eq!(calls.control(UFFDIO_ZEROPAGE, &range_outside), Some(77));
     });
 }
 

@@ -31,15 +31,15 @@ fn growth_in_place_makes_one_call_and_keeps_what_is_there() {
             let (before, pages) = (64 + step * 16, 64 + (step + 1) * 16);
             calls.fold(&room.pages(step * 8..before - 20));
             let from = room.pages(0..before);
-            let mut made = 0;
+            let mut calls_made = 0;
             let args = [from.start, from.len(), pages * PAGE_SIZE, 1, 0, 0];
             let at =
                 ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |args| {
-                    made += 1;
+                    calls_made += 1;
                     crate::fixture::raw(libc::SYS_mremap, *args)
                 });
             assert_eq!(
-                (at, made),
+                (at, calls_made),
                 (from.start as isize, 1),
                 "{step} {}",
                 program.memory().paging().hides()
@@ -65,8 +65,8 @@ fn memory_managed_in_part_grows_and_moves_as_one() {
         assert_eq!(calls.remap(&all, 96 * PAGE_SIZE, 1, 0), all.start as isize);
         let all = room.pages(0..96);
         assert_eq!(calls.managed(&all), [room.pages(20..96)]);
-        let there = to.pages(0..96);
-        assert_eq!(calls.remap(&all, all.len(), TO, there.start), there.start as isize);
+        let target = to.pages(0..96);
+        assert_eq!(calls.remap(&all, all.len(), TO, target.start), target.start as isize);
         assert_eq!(calls.managed(&to.pages(0..128)), [to.pages(20..96)]);
         assert_eq!(calls.read(&to.pages(0..64)), numbers(0..64));
         assert_eq!(calls.read(&to.pages(64..96)), [0; 32]);
@@ -77,24 +77,24 @@ fn memory_managed_in_part_grows_and_moves_as_one() {
 fn memory_that_moves_to_a_held_place_is_resident_there() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::new(64));
-        let (all, there) = (from.pages(0..64), to.pages(0..64));
+        let (all, target) = (from.pages(0..64), to.pages(0..64));
         calls.map(&all);
-        calls.map(&there);
+        calls.map(&target);
         calls.fold(&all);
-        let held = to.pages(8..12);
-        let hold = program.pager().holds().hold(0, held.clone()).unwrap();
-        let at = calls.remap(&all, all.len(), TO, there.start);
+        let hold_range = to.pages(8..12);
+        let hold = program.pager().holds().hold(0, hold_range.clone()).unwrap();
+        let at = calls.remap(&all, all.len(), TO, target.start);
         if program.memory().paging().hides() {
             // It would be missing for the other call for a moment.
             assert_eq!(at, -(libc::ENOMEM as isize));
         } else {
-            assert_eq!(at, there.start as isize);
-            assert_eq!(is_resident(calls, &held), [true; 4]);
+            assert_eq!(at, target.start as isize);
+            assert_eq!(is_resident(calls, &hold_range), [true; 4]);
         }
         program.pager().holds().release(hold);
-        let moved = if program.memory().paging().hides() { &all } else { &there };
-        calls.fold(moved);
-        assert_eq!(calls.read(moved), numbers(0..64));
+        let range_now = if program.memory().paging().hides() { &all } else { &target };
+        calls.fold(range_now);
+        assert_eq!(calls.read(range_now), numbers(0..64));
     });
 }
 
@@ -105,11 +105,11 @@ fn guards_survive_loads_of_the_pages_around_them() {
         let (all, guard) = (room.pages(0..64), room.pages(24..26));
         calls.map(&all);
         calls.fold(&all);
-        let installed = calls.advise(&guard, GUARD_INSTALL);
-        if installed == -(libc::EINVAL as isize) {
+        let result = calls.advise(&guard, GUARD_INSTALL);
+        if result == -(libc::EINVAL as isize) {
             return; // Before Linux 6.13.
         }
-        assert_eq!(installed, 0);
+        assert_eq!(result, 0);
         assert_eq!(calls.managed(&all), [room.pages(0..24), room.pages(26..64)]);
         assert_eq!(calls.advise(&room.pages(23..27), libc::MADV_DONTNEED), 0);
         assert_eq!(calls.read(&room.pages(0..24))[..23], numbers(0..23));
@@ -118,11 +118,11 @@ fn guards_survive_loads_of_the_pages_around_them() {
         // A guard moves with its mapping.
         calls.with_state(|state| Adoption::of(program).adopt(state, &all));
         let to = Room::new(64);
-        let there = to.pages(0..64);
-        assert_eq!(calls.remap(&all, all.len(), TO, there.start), there.start as isize);
-        assert_eq!(calls.managed(&there), [to.pages(0..24), to.pages(26..64)]);
+        let target = to.pages(0..64);
+        assert_eq!(calls.remap(&all, all.len(), TO, target.start), target.start as isize);
+        assert_eq!(calls.managed(&target), [to.pages(0..24), to.pages(26..64)]);
         assert_eq!(calls.advise(&to.pages(24..26), GUARD_REMOVE), 0);
-        assert_eq!(calls.managed(&there), [there.clone()]);
+        assert_eq!(calls.managed(&target), [target.clone()]);
         assert_eq!(calls.read(&to.pages(23..27)), [0; 4]);
         assert_eq!(calls.read(&to.pages(27..64)), numbers(27..64));
     });
@@ -132,18 +132,18 @@ fn guards_survive_loads_of_the_pages_around_them() {
 fn failed_move_that_unmapped_its_target_ends_management_there() {
     each_paging(|program| {
         let (calls, from, to) = (Calls(program), Room::new(64), Room::remote(64));
-        let (all, there) = (from.pages(0..64), to.pages(0..64));
+        let (all, target) = (from.pages(0..64), to.pages(0..64));
         calls.map(&all);
-        calls.map(&there);
+        calls.map(&target);
         calls.fold(&all);
-        let args = [all.start, all.len(), all.len(), TO as usize, there.start, 0];
-        let made = ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |_| {
-            crate::fixture::raw(libc::SYS_munmap, [there.start, there.len(), 0, 0, 0, 0]);
+        let args = [all.start, all.len(), all.len(), TO as usize, target.start, 0];
+        let result = ChangeCalls::of(program).change(libc::SYS_mremap as usize, &args, &mut |_| {
+            crate::fixture::raw(libc::SYS_munmap, [target.start, target.len(), 0, 0, 0, 0]);
             -(libc::ENOMEM as isize)
         });
-        assert_eq!(made, -(libc::ENOMEM as isize));
+        assert_eq!(result, -(libc::ENOMEM as isize));
         assert_eq!(
-            (calls.managed(&there), calls.managed(&all)),
+            (calls.managed(&target), calls.managed(&all)),
             (Vec::new(), std::vec![all.clone()])
         );
         assert_eq!(calls.read(&all), numbers(0..64));

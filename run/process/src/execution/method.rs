@@ -23,7 +23,7 @@ const LINKER: &[u8] = b"ld-linux-x86-64.so.2";
 
 /// How memfold gets into a program.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ExecMethod {
     /// The dynamic linker loads the library, or the kernel refuses the file.
     Linked,
     /// The library is executed, and loads the program.
@@ -73,12 +73,12 @@ impl ScriptWords {
 
 /// Decides how memfold gets into the program of this name. The name of a script is replaced by that
 /// of its interpreter.
-pub fn of(from: RawFd, name: &mut [u8; PATH_BYTES], script: &mut ScriptWords) -> Way {
-    judge(from, name, script).unwrap_or(Way::Linked)
+pub fn of(from: RawFd, name: &mut [u8; PATH_BYTES], script: &mut ScriptWords) -> ExecMethod {
+    judge(from, name, script).unwrap_or(ExecMethod::Linked)
 }
 
 /// Returns `None` if only the kernel can judge the file.
-fn judge(from: RawFd, name: &mut [u8; PATH_BYTES], script: &mut ScriptWords) -> Option<Way> {
+fn judge(from: RawFd, name: &mut [u8; PATH_BYTES], script: &mut ScriptWords) -> Option<ExecMethod> {
     let mut from = from;
     for _ in 0..=SCRIPTS_MAX {
         let file = open(from, CStr::from_bytes_until_nul(name).ok()?)?;
@@ -86,17 +86,17 @@ fn judge(from: RawFd, name: &mut [u8; PATH_BYTES], script: &mut ScriptWords) -> 
         let len = pread(&file, &mut start, 0).ok()?;
         let Some(line) = start[..len].strip_prefix(b"#!") else {
             if let Some(why) = gains_privileges(&file) {
-                return Some(Way::Unmanaged(why));
+                return Some(ExecMethod::Unmanaged(why));
             }
-            let way = way_of_elf(&file, name)?;
-            if way == Way::Loaded {
+            let method = method_of_elf(&file, name)?;
+            if method == ExecMethod::Loaded {
                 // The kernel's own refusal must come from the kernel.
                 let path = CStr::from_bytes_until_nul(name).ok()?;
                 accessat(borrowed(from)?, path, Access::EXEC_OK, AtFlags::empty()).ok()?;
             }
-            return Some(match (way, lacks_library(way == Way::Loaded)) {
-                (Way::Linked | Way::Loaded, Some(why)) => Way::Unmanaged(why),
-                _ => way,
+            return Some(match (method, lacks_library(method == ExecMethod::Loaded)) {
+                (ExecMethod::Linked | ExecMethod::Loaded, Some(why)) => ExecMethod::Unmanaged(why),
+                _ => method,
             });
         };
         let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t' | 0);
@@ -155,11 +155,11 @@ fn gains_privileges(file: &OwnedFd) -> Option<&'static str> {
     (capable && !getuid().is_root()).then_some("it has file capabilities")
 }
 
-/// Returns the way into an ELF file. Returns `None` for a file of another format, or one that is
+/// Returns how memfold gets into an ELF file. Returns `None` for a file of another format, or one that is
 /// damaged.
-fn way_of_elf(file: &OwnedFd, name: &[u8]) -> Option<Way> {
+fn method_of_elf(file: &OwnedFd, name: &[u8]) -> Option<ExecMethod> {
     let headers = match ElfHeaders::read(file) {
-        Err(other @ NotProgram::OtherMachine) => return Some(Way::Unmanaged(other.why())),
+        Err(other @ NotProgram::OtherMachine) => return Some(ExecMethod::Unmanaged(other.why())),
         read => read.ok()?,
     };
     for entry in headers.entries(file) {
@@ -168,7 +168,7 @@ fn way_of_elf(file: &OwnedFd, name: &[u8]) -> Option<Way> {
             let mut linker = [0u8; LINE_BYTES];
             pread(file, &mut linker, entry.p_offset).ok()?;
             return if is_linker(&linker) {
-                Some(Way::Linked)
+                Some(ExecMethod::Linked)
             } else {
                 loaded(file, Some(&linker))
             };
@@ -176,31 +176,31 @@ fn way_of_elf(file: &OwnedFd, name: &[u8]) -> Option<Way> {
     }
     // The linker, which can itself be executed with a program as its argument, loads the library.
     match name {
-        name if is_linker(name) => Some(Way::Linked),
-        name if is_valgrind(name) => Some(Way::PassesOn("it is valgrind")),
+        name if is_linker(name) => Some(ExecMethod::Linked),
+        name if is_valgrind(name) => Some(ExecMethod::PassesOn("it is valgrind")),
         _ => loaded(file, None),
     }
 }
 
-/// Returns the way into a program that the library must load, with the interpreter `linker`. Returns
+/// Returns how memfold gets into a program that the library must load, with the interpreter `linker`. Returns
 /// `None` if the kernel will refuse it.
-fn loaded(file: &OwnedFd, linker: Option<&[u8; LINE_BYTES]>) -> Option<Way> {
+fn loaded(file: &OwnedFd, linker: Option<&[u8; LINE_BYTES]>) -> Option<ExecMethod> {
     match ProgramImage::read(file) {
-        Err(why) => return Some(Way::Unmanaged(why)),
+        Err(why) => return Some(ExecMethod::Unmanaged(why)),
         Ok(image) if image.has_executable_stack && denies_executable() => {
             let why =
                 "it needs an executable stack, which only the kernel may make here (PR_SET_MDWE)";
-            return Some(Way::Unmanaged(why));
+            return Some(ExecMethod::Unmanaged(why));
         }
         Ok(_) => {}
     }
     if let Some(linker) = linker {
         let linker = open(libc::AT_FDCWD, CStr::from_bytes_until_nul(linker).ok()?)?;
         if ProgramImage::read(&linker).is_err() {
-            return Some(Way::Unmanaged("it uses another C library"));
+            return Some(ExecMethod::Unmanaged("it uses another C library"));
         }
     }
-    Some(Way::Loaded)
+    Some(ExecMethod::Loaded)
 }
 
 /// Returns whether this process, and each program that it executes, may make no memory executable
@@ -272,48 +272,51 @@ mod tests {
         name
     }
 
-    fn way(path: &str) -> Way {
+    fn method(path: &str) -> ExecMethod {
         of(libc::AT_FDCWD, &mut named(path), &mut ScriptWords::new())
     }
 
     /// Returns an ELF file with a segment of code, and the header of an interpreter if one is given.
     fn elf(machine: u16, class: u8, interpreter: Option<&str>) -> Vec<u8> {
         let mut file = vec![0u8; HEADER_BYTES + 2 * ENTRY_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &[0x7f, b'E', b'L', b'F', class, 1]);
-        put(16, &ET_EXEC.to_le_bytes());
-        put(18, &machine.to_le_bytes());
-        put(24, &0x40_0000u64.to_le_bytes());
-        put(32, &(HEADER_BYTES as u64).to_le_bytes());
-        put(54, &(ENTRY_BYTES as u16).to_le_bytes());
-        put(56, &(1 + u16::from(interpreter.is_some())).to_le_bytes());
-        put(HEADER_BYTES, &PT_LOAD.to_le_bytes());
-        put(HEADER_BYTES + 4, &(PF_R | PF_X).to_le_bytes());
-        put(HEADER_BYTES + 16, &0x40_0000u64.to_le_bytes());
+        let mut copy = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        copy(0, &[0x7f, b'E', b'L', b'F', class, 1]);
+        copy(16, &ET_EXEC.to_le_bytes());
+        copy(18, &machine.to_le_bytes());
+        copy(24, &0x40_0000u64.to_le_bytes());
+        copy(32, &(HEADER_BYTES as u64).to_le_bytes());
+        copy(54, &(ENTRY_BYTES as u16).to_le_bytes());
+        copy(56, &(1 + u16::from(interpreter.is_some())).to_le_bytes());
+        copy(HEADER_BYTES, &PT_LOAD.to_le_bytes());
+        copy(HEADER_BYTES + 4, &(PF_R | PF_X).to_le_bytes());
+        copy(HEADER_BYTES + 16, &0x40_0000u64.to_le_bytes());
         for at in [32, 40] {
-            put(HEADER_BYTES + at, &100u64.to_le_bytes());
+            copy(HEADER_BYTES + at, &100u64.to_le_bytes());
         }
         if let Some(path) = interpreter {
             let (at, second) = (HEADER_BYTES + 2 * ENTRY_BYTES, HEADER_BYTES + ENTRY_BYTES);
-            put(second, &PT_INTERP.to_le_bytes());
-            put(second + 8, &(at as u64).to_le_bytes());
-            put(second + 32, &(path.len() as u64 + 1).to_le_bytes());
+            copy(second, &PT_INTERP.to_le_bytes());
+            copy(second + 8, &(at as u64).to_le_bytes());
+            copy(second + 32, &(path.len() as u64 + 1).to_le_bytes());
             file.extend(path.bytes().chain([0]));
         }
         file
     }
 
-    const OTHER_MACHINE: Way = Way::Unmanaged("it is a program for another machine");
+    const OTHER_MACHINE: ExecMethod = ExecMethod::Unmanaged("it is a program for another machine");
 
     #[test]
     fn dynamic_program_of_this_machine_is_linked() {
-        assert_eq!(way("/bin/sh"), Way::Linked);
+        assert_eq!(method("/bin/sh"), ExecMethod::Linked);
         let (scratch, path) = (Scratch::new(), "/lib64/ld-linux-x86-64.so.2");
-        assert_eq!(way(&file(&scratch, "new", elf(EM_X86_64, 2, Some(path)), 0o755)), Way::Linked);
+        assert_eq!(
+            method(&file(&scratch, "new", elf(EM_X86_64, 2, Some(path)), 0o755)),
+            ExecMethod::Linked
+        );
         // The kernel doesn't find that linker.
-        let gone = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
-        let program = file(&scratch, "program", elf(EM_X86_64, 2, Some(&gone)), 0o755);
-        assert_eq!(way(&program), Way::Linked);
+        let linker_path = format!("{}/ld-linux-x86-64.so.2", scratch.path("none"));
+        let program = file(&scratch, "program", elf(EM_X86_64, 2, Some(&linker_path)), 0o755);
+        assert_eq!(method(&program), ExecMethod::Linked);
     }
 
     #[test]
@@ -327,43 +330,49 @@ mod tests {
     #[test]
     fn program_that_no_linker_prepares_is_loaded() {
         let scratch = Scratch::new();
-        let way = |name: &str, bytes: Vec<u8>| way(&file(&scratch, name, bytes, 0o755));
-        assert_eq!(way("static", elf(EM_X86_64, 2, None)), Way::Loaded);
-        assert_eq!(way("arm", elf(183, 2, None)), OTHER_MACHINE);
-        assert_eq!(way("i386", elf(3, 1, None)), OTHER_MACHINE);
+        let method = |name: &str, bytes: Vec<u8>| method(&file(&scratch, name, bytes, 0o755));
+        assert_eq!(method("static", elf(EM_X86_64, 2, None)), ExecMethod::Loaded);
+        assert_eq!(method("arm", elf(183, 2, None)), OTHER_MACHINE);
+        assert_eq!(method("i386", elf(3, 1, None)), OTHER_MACHINE);
         let musl = file(&scratch, "ld-musl", elf(EM_X86_64, 2, None), 0o755);
-        assert_eq!(way("musl", elf(EM_X86_64, 2, Some(&musl))), Way::Loaded);
+        assert_eq!(method("musl", elf(EM_X86_64, 2, Some(&musl))), ExecMethod::Loaded);
         // The kernel refuses a program without its interpreter.
-        assert_eq!(way("gone", elf(EM_X86_64, 2, Some("/no/such/linker"))), Way::Linked);
+        assert_eq!(method("gone", elf(EM_X86_64, 2, Some("/no/such/linker"))), ExecMethod::Linked);
         let mut stack = elf(EM_X86_64, 2, Some(&musl));
         stack[HEADER_BYTES + ENTRY_BYTES..][..4].copy_from_slice(&PT_GNU_STACK.to_le_bytes());
         stack[HEADER_BYTES + ENTRY_BYTES + 4] = PF_X as u8;
-        assert_eq!(way("stack", stack), Way::Loaded);
+        assert_eq!(method("stack", stack), ExecMethod::Loaded);
     }
 
     #[test]
     fn linker_that_is_executed_itself_loads_the_library() {
         let scratch = Scratch::new();
         let name = core::str::from_utf8(LINKER).unwrap();
-        assert_eq!(way(&file(&scratch, name, elf(EM_X86_64, 2, None), 0o755)), Way::Linked);
+        assert_eq!(
+            method(&file(&scratch, name, elf(EM_X86_64, 2, None), 0o755)),
+            ExecMethod::Linked
+        );
     }
 
     #[test]
     fn script_is_judged_by_its_interpreter() {
         let scratch = Scratch::new();
-        let fixed = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
-        for line in [format!("#!{fixed}\n"), format!("#! \t{fixed} -x\necho"), format!("#!{fixed}")]
-        {
+        let static_program = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
+        for line in [
+            format!("#!{static_program}\n"),
+            format!("#! \t{static_program} -x\necho"),
+            format!("#!{static_program}"),
+        ] {
             let mut name = named(&file(&scratch, "script", line.as_bytes(), 0o755));
             assert_eq!(
                 of(libc::AT_FDCWD, &mut name, &mut ScriptWords::new()),
-                Way::Loaded,
+                ExecMethod::Loaded,
                 "{line:?}"
             );
-            assert!(name.starts_with(fixed.as_bytes()) && name[fixed.len()] == 0);
+            assert!(name.starts_with(static_program.as_bytes()) && name[static_program.len()] == 0);
         }
-        assert_eq!(way(&file(&scratch, "script", "#!/bin/sh\n", 0o755)), Way::Linked);
-        assert_eq!(way(&file(&scratch, "empty", "#!\n", 0o755)), Way::Linked);
+        assert_eq!(method(&file(&scratch, "script", "#!/bin/sh\n", 0o755)), ExecMethod::Linked);
+        assert_eq!(method(&file(&scratch, "empty", "#!\n", 0o755)), ExecMethod::Linked);
     }
 
     #[test]
@@ -372,20 +381,29 @@ mod tests {
         let mut last = file(&scratch, "0", elf(EM_X86_64, 2, None), 0o755);
         for n in 1..=SCRIPTS_MAX {
             last = file(&scratch, &format!("{n}"), format!("#!{last}\n"), 0o755);
-            assert_eq!(way(&last), Way::Loaded, "{n}");
+            assert_eq!(method(&last), ExecMethod::Loaded, "{n}");
         }
-        assert_eq!(way(&file(&scratch, "more", format!("#!{last}\n"), 0o755)), Way::Linked);
+        assert_eq!(
+            method(&file(&scratch, "more", format!("#!{last}\n"), 0o755)),
+            ExecMethod::Linked
+        );
         let itself = scratch.path("itself");
-        assert_eq!(way(&file(&scratch, "itself", format!("#!{itself}\n"), 0o755)), Way::Linked);
+        assert_eq!(
+            method(&file(&scratch, "itself", format!("#!{itself}\n"), 0o755)),
+            ExecMethod::Linked
+        );
     }
 
     #[test]
     fn file_that_nobody_can_execute_is_left_to_the_kernel() {
         let scratch = Scratch::new();
-        assert_eq!(way(&file(&scratch, "plain", elf(EM_X86_64, 2, None), 0o644)), Way::Linked);
-        assert_eq!(way(&scratch.path("none")), Way::Linked);
-        assert_eq!(way("/"), Way::Linked);
-        assert_eq!(way(""), Way::Linked);
+        assert_eq!(
+            method(&file(&scratch, "plain", elf(EM_X86_64, 2, None), 0o644)),
+            ExecMethod::Linked
+        );
+        assert_eq!(method(&scratch.path("none")), ExecMethod::Linked);
+        assert_eq!(method("/"), ExecMethod::Linked);
+        assert_eq!(method(""), ExecMethod::Linked);
     }
 
     #[test]
@@ -393,11 +411,15 @@ mod tests {
         let scratch = Scratch::new();
         let whole = elf(EM_X86_64, 2, None);
         for len in 0..HEADER_BYTES + ENTRY_BYTES {
-            assert_eq!(way(&file(&scratch, "cut", &whole[..len], 0o755)), Way::Linked, "{len}");
+            assert_eq!(
+                method(&file(&scratch, "cut", &whole[..len], 0o755)),
+                ExecMethod::Linked,
+                "{len}"
+            );
         }
         let mut far = elf(EM_X86_64, 2, None);
         far[32..40].copy_from_slice(&u64::MAX.to_le_bytes());
-        assert_eq!(way(&file(&scratch, "far", far, 0o755)), Way::Linked);
+        assert_eq!(method(&file(&scratch, "far", far, 0o755)), ExecMethod::Linked);
     }
 
     #[test]
@@ -410,16 +432,16 @@ mod tests {
     #[test]
     fn script_gets_the_arguments_that_the_kernel_gives() {
         let scratch = Scratch::new();
-        let fixed = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
-        let inner = file(&scratch, "inner", format!("#! {fixed} \t-a  b \nx"), 0o755);
+        let static_program = file(&scratch, "static", elf(EM_X86_64, 2, None), 0o755);
+        let inner = file(&scratch, "inner", format!("#! {static_program} \t-a  b \nx"), 0o755);
         let outer = file(&scratch, "outer", format!("#!{inner}\n"), 0o755);
         let (mut name, mut script) = (named(&outer), ScriptWords::new());
-        assert_eq!(of(libc::AT_FDCWD, &mut name, &mut script), Way::Loaded);
+        assert_eq!(of(libc::AT_FDCWD, &mut name, &mut script), ExecMethod::Loaded);
         let words: Vec<&str> = script
             .before(c"outer".as_ptr() as usize)
             // SAFETY: each is a string in `script` or the constant above.
             .map(|at| unsafe { CStr::from_ptr(at as *const c_char) }.to_str().unwrap())
             .collect();
-        assert_eq!(words, [&*fixed, "-a  b", &inner, "outer"]);
+        assert_eq!(words, [&*static_program, "-a  b", &inner, "outer"]);
     }
 }
