@@ -1,7 +1,7 @@
 //! Fuzz targets: each function takes any bytes and panics if a promise is broken. Built only for
 //! tests and fuzzers.
 //!
-//! `fuzz/` in the root runs them with libFuzzer. `tests_fuzz.rs` runs them on some thousand
+//! `lab/fuzz` runs them with libFuzzer. `tests_fuzz.rs` runs them on some thousand
 //! mutations in every test run.
 use super::negotiate::{self, AgreedOptions, NegotiationEnd, TlsPolicy};
 use super::session::NbdSession;

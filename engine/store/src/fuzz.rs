@@ -1,7 +1,7 @@
 //! Fuzz targets: each function takes any bytes and panics if a promise is broken. Built only for
 //! tests and fuzzers.
 //!
-//! `fuzz/` in the root runs them with libFuzzer. `store/tests/fuzz.rs` runs them on a few thousand
+//! `lab/fuzz` runs them with libFuzzer. `store/tests/fuzz.rs` runs them on a few thousand
 //! mutations in every test run.
 use crate::block::dictionaries::{DecoderSet, DictionarySet};
 use crate::block::{self, BlockPacker, EncodeScratch, EncodedBlock};

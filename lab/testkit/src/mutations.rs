@@ -1,4 +1,4 @@
-//! Mutations of valid inputs for fuzz targets, as libFuzzer makes them in `fuzz/`.
+//! Mutations of valid inputs for fuzz targets, as libFuzzer makes them in `lab/fuzz`.
 use crate::random::Random;
 
 /// Makes one of the changes that fuzzers make, mostly in the first bytes between long payloads.

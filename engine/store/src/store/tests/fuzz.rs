@@ -1,4 +1,4 @@
-//! The fuzz targets on mutations of valid inputs, the same ones each time. `fuzz/` runs them for
+//! The fuzz targets on mutations of valid inputs, the same ones each time. `lab/fuzz` runs them for
 //! longer.
 use super::*;
 use crate::codec::CODECS;
