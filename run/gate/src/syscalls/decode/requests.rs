@@ -107,14 +107,25 @@ const BLKROTATIONAL: u32 = 0x127e;
 const BLKZEROOUT: u32 = 0x127f;
 const HDIO_GETGEO: u32 = 0x0301;
 const HDIO_GET_IDENTITY: u32 = 0x030d;
+const SG_SET_TIMEOUT: u32 = 0x2201;
+const SG_GET_COMMAND_Q: u32 = 0x2270;
 const SG_SET_COMMAND_Q: u32 = 0x2271;
 const SG_GET_RESERVED_SIZE: u32 = 0x2272;
 const SG_SET_RESERVED_SIZE: u32 = 0x2275;
 const SG_GET_SCSI_ID: u32 = 0x2276;
+const SG_SET_FORCE_LOW_DMA: u32 = 0x2279;
+const SG_GET_LOW_DMA: u32 = 0x227a;
+const SG_SET_FORCE_PACK_ID: u32 = 0x227b;
 const SG_GET_PACK_ID: u32 = 0x227c;
 const SG_GET_NUM_WAITING: u32 = 0x227d;
 const SG_SET_DEBUG: u32 = 0x227e;
+const SG_GET_SG_TABLESIZE: u32 = 0x227f;
 const SG_GET_VERSION_NUM: u32 = 0x2282;
+const SG_NEXT_CMD_LEN: u32 = 0x2283;
+const SG_SET_KEEP_ORPHAN: u32 = 0x2287;
+const SG_GET_KEEP_ORPHAN: u32 = 0x2288;
+/// The size of the kernel's `struct sg_scsi_id`.
+const SG_SCSI_ID: usize = 32;
 const SCSI_IOCTL_GET_IDLUN: u32 = 0x5382;
 const SCSI_IOCTL_GET_BUS_NUMBER: u32 = 0x5386;
 const LOOP_SET_STATUS: u32 = 0x4c02;
@@ -213,9 +224,13 @@ const fn disk(request: u32) -> Option<ArgumentKind> {
         BLKDISCARD | BLKSECDISCARD | BLKZEROOUT => In(16),
         HDIO_GETGEO => Out(16),
         HDIO_GET_IDENTITY => Out(512),
-        SG_GET_SCSI_ID | SG_GET_VERSION_NUM | SG_GET_NUM_WAITING | SG_GET_RESERVED_SIZE
-        | SG_SET_RESERVED_SIZE => Out(4),
-        SG_SET_COMMAND_Q | SG_SET_RESERVED_SIZE..=SG_GET_PACK_ID | SG_SET_DEBUG => In(4),
+        SG_GET_SCSI_ID => Out(SG_SCSI_ID),
+        SG_GET_COMMAND_Q | SG_GET_RESERVED_SIZE | SG_GET_LOW_DMA | SG_GET_PACK_ID
+        | SG_GET_NUM_WAITING | SG_GET_SG_TABLESIZE | SG_GET_VERSION_NUM | SG_GET_KEEP_ORPHAN => {
+            Out(4)
+        }
+        SG_SET_TIMEOUT | SG_SET_COMMAND_Q | SG_SET_RESERVED_SIZE | SG_SET_FORCE_LOW_DMA
+        | SG_SET_FORCE_PACK_ID | SG_SET_DEBUG | SG_NEXT_CMD_LEN | SG_SET_KEEP_ORPHAN => In(4),
         SCSI_IOCTL_GET_IDLUN => Out(8),
         SCSI_IOCTL_GET_BUS_NUMBER => Out(4),
         LOOP_SET_STATUS => In(168),
@@ -250,5 +265,41 @@ pub const fn known(request: u32) -> Option<ArgumentKind> {
         0x89 => socket(request),
         0x12 | 0x03 | 0x22 | 0x53 | 0x4c => disk(request),
         _ => other(request),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request that the kernel answers by writing fails on folded memory if it is taken for one
+    /// that it only reads.
+    #[test]
+    fn requests_of_scsi_devices_are_as_the_kernels_header_names_them() {
+        const HEADER: &str = "/usr/include/scsi/sg.h";
+        let header = std::fs::read_to_string(HEADER).expect("libc's headers are installed");
+        let mut count = 0;
+        for line in header.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let (Some("#define"), Some(name), Some(number)) =
+                (words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let Some(Ok(request)) = number.strip_prefix("0x").map(|n| u32::from_str_radix(n, 16))
+            else {
+                continue;
+            };
+            let answers = name.starts_with("SG_GET_");
+            let is_request = answers || name.starts_with("SG_SET_") || name == "SG_NEXT_CMD_LEN";
+            match known(request) {
+                Some(kind) if is_request => {
+                    assert_eq!(matches!(kind, Out(_)), answers, "{name}");
+                    count += 1;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(count, 17);
     }
 }
