@@ -261,15 +261,25 @@ fn map_names_every_folder_of_the_engine_and_no_missing_file() {
 }
 
 #[test]
-fn map_names_no_missing_function() {
-    let (map, code) = (read("ARCHITECTURE.md"), printing_code());
-    let quotes = map.split('`').skip(1).step_by(2);
-    let names: Vec<&str> = quotes.filter_map(|word| Some(word.rsplit_once("::")?.1)).collect();
-    for name in &names {
-        let name = name.trim_end_matches("()");
-        let forms = [format!("fn {name}("), format!("fn {name}<"), format!(" {name}: ")];
-        let is_there = forms.iter().any(|form| code.contains(form));
-        assert!(is_there, "ARCHITECTURE.md names `{name}`, which no code has");
+fn documents_name_no_missing_function_type_or_variant() {
+    let (code, mut count) = (printing_code(), 0);
+    for document in documents() {
+        let text = read(&document);
+        let quotes = text.split('`').skip(1).step_by(2);
+        let paths = quotes.filter(|word| !word.contains(' ') && !word.starts_with("std::"));
+        for name in paths.filter_map(|word| Some(word.rsplit_once("::")?.1)) {
+            count += 1;
+            let name = name.trim_end_matches("()");
+            let begins = ["fn", "struct", "enum", "trait"];
+            let is_item = begins.iter().any(|begin| {
+                [" ", "(", "<", "{", ";"]
+                    .iter()
+                    .any(|end| code.contains(&format!("{begin} {name}{end}")))
+            });
+            let others = [format!(" {name}: "), format!(" {name},"), format!(" {name}(")];
+            let is_there = is_item || others.iter().any(|form| code.contains(form));
+            assert!(is_there, "{document} names `{name}`, which no code has");
+        }
     }
-    assert!(names.len() > 10, "only {} names were found", names.len());
+    assert!(count > 30, "only {count} names were found");
 }

@@ -28,7 +28,7 @@ use memfold_os::thread::{process_id, thread_count, use_no_counter};
 /// Whether SIGSYS is the gate's.
 static ALARMS: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`ThreadKeeper::alarm`]).
+/// Returns whether threads of the keeper may open SIGSYS for their alarms ([`crate::ThreadKeeper::alarm`]).
 pub fn takes_alarms() -> bool {
     ALARMS.load(SeqCst)
 }

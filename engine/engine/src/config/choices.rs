@@ -20,7 +20,7 @@ pub enum Delivery {
 
 impl Delivery {
     /// Returns whether the faulting thread serves its fault itself.
-    pub fn is_inline(self) -> bool {
+    pub(crate) fn is_inline(self) -> bool {
         self != Delivery::Thread
     }
 }

@@ -1,13 +1,14 @@
 //! Writes to shared pages are charged from a moment on at which the process runs already.
 use super::Fork;
+use crate::known::TOP;
 use core::iter::once;
 use core::ops::Range;
 use memfold_os::Errno;
 use memfold_os::units::{PAGE_SHIFT, PAGE_SIZE};
 
-/// So much is protected with the areas locked once, bytes. A run of pages in it that a system call
-/// holds a part of stays unprotected.
-const PROTECTED_BYTES: usize = 256 << 10;
+/// So many pages are protected with the areas locked once. A run of them that a system call holds a
+/// part of stays unprotected.
+const PROTECTED_PAGES: u64 = 64;
 
 impl Fork<'_> {
     /// Protects all managed pages from writes that a fork shares with another process. So each copy of
@@ -26,19 +27,21 @@ impl Fork<'_> {
         }
         // Set first, because a fault of a protected page looks at this.
         self.to_unshare.set_charges_copies(true);
-        let mut from = 0;
-        loop {
+        let mut page = 0;
+        while page < (TOP >> PAGE_SHIFT) as u64 {
             let areas = self.areas.read();
-            let ends_later = |end: u64| (end as usize) << PAGE_SHIFT > from;
-            let Some(area) = areas.iter().find(|area| ends_later(area.end)) else { return Ok(()) };
-            let start = from.max((area.start as usize) << PAGE_SHIFT);
-            from = (start + PROTECTED_BYTES).min((area.end as usize) << PAGE_SHIFT);
-            self.protect_shared(start..from)?;
+            let (is_managed, run_end) = areas.run_at(page);
+            let end = if is_managed { run_end.min(page + PROTECTED_PAGES) } else { run_end };
+            if is_managed {
+                self.protect_shared((page as usize) << PAGE_SHIFT..(end as usize) << PAGE_SHIFT)?;
+            }
+            page = end;
         }
+        Ok(())
     }
 
     /// Protects the shared pages of a range in an area, as far as no system call holds them. The range
-    /// has at most [`PROTECTED_BYTES`].
+    /// has at most [`PROTECTED_PAGES`].
     fn protect_shared(&self, range: Range<usize>) -> Result<(), Errno> {
         let space = self.mapper.space();
         let mut at = range.start;

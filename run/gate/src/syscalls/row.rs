@@ -63,7 +63,7 @@ pub enum ServedBy {
     /// The call is made from a trap. The argument with this number points to a set of signals, of
     /// which the kernel gets a copy.
     Masked(u8, MaskUse),
-    /// The call changes mappings or frees memory. [`PageKeeper::change`] makes it.
+    /// The call changes mappings or frees memory. [`crate::PageKeeper::change`] makes it.
     Change,
     /// A function of `handlers/` serves the call.
     Special(RowHandler),

@@ -13,7 +13,7 @@ pub fn child() -> Option<usize> {
 
 /// Makes [`serve_errands`] call `what`, and waits until that is done. Returns `false` if the
 /// process of `server` has ended first. Then a thread may be in the middle of `what`, until
-/// [`ChildKeeper::server`] was called.
+/// [`crate::ChildKeeper::server`] was called.
 ///
 /// # Safety
 /// - Another thread may call `what` while the caller waits.
