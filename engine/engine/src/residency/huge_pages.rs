@@ -73,7 +73,7 @@ impl<'a> HugePages<'a> {
     /// Returns whether all pages of the chunk from `start` are in memory, and may be joined. Mostly it
     /// ends at one of the first folios that aren't.
     fn is_whole(&self, guard: &ShardGuard<'_>, start: u64) -> bool {
-        if self.to_unshare.charges_copies() {
+        if self.to_unshare.charges_copies() && self.to_unshare.is_shared() {
             // The kernel would copy 2 MiB of shared pages that the process hasn't paid for. A child
             // of fork finds requests of its parent.
             return false;
