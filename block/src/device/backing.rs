@@ -73,10 +73,10 @@ const CACHE_SHARE: u64 = 16;
 /// Divisor of the limit: with a file, a background thread keeps memory this part of the limit below
 /// it.
 const HEADROOM: u64 = 16;
-/// DeviceCounters of a backing at one moment, as in zram's `mm_stat`.
+/// Counters of a backing at one moment, as in zram's `mm_stat`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackingStats {
-    /// DeviceCounters of the store.
+    /// Counters of the store.
     pub store: StoreStats,
     /// Memory of the store and of the devices' tables, bytes.
     pub held_bytes: u64,
@@ -84,7 +84,7 @@ pub struct BackingStats {
     pub table_bytes: u64,
     /// The limit in bytes, 0 for none.
     pub limit_bytes: u64,
-    /// DeviceCounters of the file, if there is one.
+    /// Counters of the file, if there is one.
     pub spill: Option<SpillStats>,
 }
 

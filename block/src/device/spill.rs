@@ -55,7 +55,7 @@ pub(crate) struct SpillCounters {
     pub failed_writes: AtomicU64,
 }
 
-/// DeviceCounters of the file, as in zram's `bd_stat`.
+/// Counters of the file, as in zram's `bd_stat`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpillStats {
     /// Blocks in the file, before compression, bytes.

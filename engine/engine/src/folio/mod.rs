@@ -18,7 +18,7 @@
 //! | none -> `Loading` | `fault/zeros.rs` `begin_fill` | the window is empty and inside its area |
 //! | none -> `Resident` | `fault/zeros.rs` `map_zeros` (not protected); `mappings/ranges.rs` `note_resident` (adoption) | `Areas::add`: it overlaps no area |
 //! | none -> `Stored` | `mappings/ranges.rs` `store_by_page` (a block cut by a discard) | every page was saved, or nothing changes |
-//! | `Stored` -> `Loading` | `fault/load.rs` `form_window` | the whole window is `Stored` (`all_stored`); a block is never cut (`split_folio`) |
+//! | `Stored` -> `Loading` | `fault/load.rs` `form_window` | the whole window is `Stored` (`all_stored`); a block is never cut (`FolioTable::split`) |
 //! | `Cached`, one block -> `Cached`, pages | `reclaim/block_size.rs` `cut_into_pages` | the frame holds all of it; the block's copy ends |
 //! | `Resident`, pages -> `Resident`, one block | `reclaim/block_size.rs` `join_block` | every page is `Resident` and none is pinned; their copies end |
 //! | `Stored` -> `Loading` -> `Stored` | `reclaim/recompress.rs` `recompress_block` | the handle is still the block's |

@@ -382,7 +382,7 @@ impl Mapper {
         }
         // SAFETY: the folio is `Resident` and its shard locked, so no other thread maps its pages
         // or serves their faults, and areas don't change. Its area is registered for protection.
-        // The frame is full up to `filled`.
+        // The frame is full up to `filled_bytes`.
         let evicted_bytes = unsafe { self.space.take_by_copy(home, to as *mut u8, filled_bytes) };
         self.space.wake(home, evicted_bytes);
         if evicted_bytes < filled_bytes {
