@@ -255,7 +255,7 @@ fn moved_and_replaced_page_is_not_in_an_empty_frame() {
     world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Replaced);
     world.page_out();
     assert_eq!(world.setup.troubles.struck(|_| true), 1);
-    // Now the engine is told.
+    // The engine learns of the other mapping, as by the call that made it.
     // SAFETY: nobody uses the page.
     unsafe { world.setup.pager.mappings().discard_at(world.setup.addrs(0..1)) };
     world.want[0].fill(0);
