@@ -111,18 +111,22 @@ fn ebusy_while_mapping_out_leaves_that_folio_mapped() {
 #[test]
 fn of_what_many_share_one_block_is_refused() {
     let block = Config::new(0).block_order.pages();
-    for own in [0, 1 << 20] {
+    const SHARED: u64 = 1 << 20;
+    // Of three that share, one may not be known yet.
+    for (own, processes, stays) in
+        [(SHARED, 2, false), (SHARED / 2, 2, false), (SHARED / 3, 2, true), (SHARED / 2, 3, true)]
+    {
         let world = Filled::new(|c| c.clean_percent = 100);
         world.page_out();
         // Shared by many, their copies stay beside what comes back.
-        world.setup.pager.fork().note_shared(1 << 20, own, 2);
+        world.setup.pager.fork().note_shared(SHARED, own, processes);
         (0..PAGES)
             .for_each(|n| world.setup.program.read(n, |page| assert!(*page == *world.want[n])));
         assert_eq!(world.mapped(), PAGES);
         world.setup.troubles.strike(Call::MoveOut, 1, Trouble::Busy);
         world.page_out();
         world.setup.pager.gauges().publish();
-        let refused_bytes = if own == 0 { block * PAGE_SIZE } else { 0 };
+        let refused_bytes = if stays { block * PAGE_SIZE } else { 0 };
         assert_eq!(get(&world.stats().refused_bytes) as usize, refused_bytes);
         world.setup.pager.fork().note_private();
         world.setup.pager.gauges().publish();

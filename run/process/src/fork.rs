@@ -74,8 +74,6 @@ impl ForkCopy<'_> {
     pub fn begin_copy(&self) {
         forget(self.memory.state().lock());
         member::note_fork();
-        // SAFETY: the lock was taken above.
-        unsafe { self.memory.state().peek_mut() }.level.sharers = member::sharers() + 1;
         let may_bring = |bytes| {
             let available = process_size::available_bytes();
             if bytes > available && available > 0 {
@@ -117,8 +115,7 @@ impl ForkCopy<'_> {
             if result > 0 {
                 self.memory.state().peek_mut().level.sharing.note_fork(now_ns(), None);
             }
-            let sharers = self.memory.state().peek_mut().level.sharers;
-            self.pager.fork().end_copy(result == 0, sharers);
+            self.pager.fork().end_copy(result == 0);
             if result == 0 {
                 self.charge_copies(self.memory.state().peek_mut());
             }

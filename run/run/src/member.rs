@@ -424,6 +424,7 @@ pub fn note_fork() {
     if FAMILY.load(Relaxed) == 0 {
         FAMILY.store(table.new_family(), Relaxed);
     }
+    table.note_fork(FAMILY.load(Relaxed));
     if let Some(own) = own() {
         own.set_family(FAMILY.load(Relaxed));
         own.set_shares_memory(true);
@@ -431,11 +432,20 @@ pub fn note_fork() {
 }
 
 /// Returns the number of processes that share memory with this one because of forks, itself
-/// included, as far as they have a slot in the table of this user.
+/// included, as far as they have a slot in the table of this user. A new child has none yet.
 pub fn sharers() -> usize {
     match FAMILY.load(Relaxed) {
         0 => 1,
         family => table().map_or(1, |table| table.sharers(family)),
+    }
+}
+
+/// Returns the number of forks of the processes that may share memory with this one. It may contain
+/// others.
+pub fn forks() -> u32 {
+    match FAMILY.load(Relaxed) {
+        0 => 0,
+        family => table().map_or(0, |table| table.forks(family)),
     }
 }
 

@@ -11,7 +11,6 @@ use crate::known::TOP;
 use crate::limits::Limits;
 use crate::mappings::Mappings;
 use crate::mappings::ranges::KeyRanges;
-use crate::memory::unshare::Sharing;
 use crate::parts::bytes;
 use crate::reclaim::writeback::Writeback;
 use crate::stats_place::StatsPlace;
@@ -267,14 +266,15 @@ impl Fork<'_> {
         Ok(())
     }
 
-    /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`]. So
-    /// many `processes` share memory now.
+    /// Ends [`Fork::begin_copy`], in each of the two processes, after [`Fork::allow_requests`]. The
+    /// child mostly ends or executes a program soon, so what both share stays until
+    /// [`Fork::note_shared`].
     ///
     /// # Safety
     /// - `begin_copy` has returned, in this process or in the parent that it is a copy of, and this
     ///   is called once for it.
-    pub unsafe fn end_copy(&self, in_child: bool, processes: usize) {
-        self.to_unshare.note_shared(if processes > 2 { Sharing::Many } else { Sharing::New });
+    pub unsafe fn end_copy(&self, in_child: bool) {
+        self.note_uncounted();
         // SAFETY: by the caller's promise.
         unsafe {
             if let Some(swap) = self.backing.swap() {
@@ -286,28 +286,31 @@ impl Fork<'_> {
         }
     }
 
-    /// This process shares `bytes` of memory by forks in a family of `processes`, itself included.
-    /// `own` bytes of these count here. A page that is folded is made private first, in each of the
-    /// processes. In a family of three or more that takes more memory than it frees, so shared
-    /// pages stay. In a family of two they are folded if a compressed copy takes less than a
-    /// process's part of them. Without a limit they stay, because each process that touched them
-    /// again would have a page of its own.
+    /// It isn't known how many processes share the memory of this one. What is shared stays until
+    /// [`Fork::note_shared`].
+    pub fn note_uncounted(&self) {
+        self.to_unshare.note_shared(true);
+    }
+
+    /// This process shares `bytes` of memory by forks, and `own` bytes of these count here. It is one of
+    /// `processes` that are known to share memory; new ones may not be among them yet. A page that is
+    /// folded is made private first, in each of the processes. Among three or more that takes more
+    /// memory than it frees, so shared pages stay. Between two they are folded if a compressed copy
+    /// takes less than a process's part of them. Without a limit they stay, because each process that
+    /// touched them again would have a page of its own.
     pub fn note_shared(&self, bytes: u64, own: u64, processes: usize) {
         let data = (self.table.tally().folded() + self.table.tally().clean()) << PAGE_SHIFT;
         let pool = self.backing.store().pool_bytes().min(data / 2);
-        let takes_more = (own as u128) * (data as u128) < bytes as u128 * pool as u128;
-        let stays = takes_more || processes > 2 || !Limits::new(self.engine).is_bounded();
-        self.to_unshare.note_shared(if stays { Sharing::Many } else { Sharing::Few });
+        let takes_more = u128::from(own) * u128::from(data) < u128::from(bytes) * u128::from(pool);
+        // Of a page that `n` processes have, one part in `n` counts in each.
+        let has_many = processes > 2 || u128::from(own) * 5 < u128::from(bytes) * 2;
+        let stays = takes_more || has_many || !Limits::new(self.engine).is_bounded();
+        self.to_unshare.note_shared(stays);
     }
 
     /// Returns whether each copy of a shared page is charged before the kernel makes it.
     pub fn charges_copies(&self) -> bool {
         self.to_unshare.charges_copies()
-    }
-
-    /// Returns whether a process has just been forked, and it isn't known yet how much it shares.
-    pub fn is_new(&self) -> bool {
-        self.to_unshare.is_new()
     }
 
     /// This process shares no memory any more.

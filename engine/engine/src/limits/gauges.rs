@@ -90,16 +90,15 @@ impl<'a> Gauges<'a> {
         }
         let s = self.stats;
         let folded_bytes = self.table.tally().folded() << PAGE_SHIFT;
-        let resident = limits.physical() << PAGE_SHIFT;
         let gain = FoldingGain {
-            plain: folded_bytes + resident + self.budget.quota().outside_bytes(),
+            plain: (limits.plain() << PAGE_SHIFT) + self.budget.quota().outside_bytes(),
             folded: folded_bytes,
             stored: folded_bytes + (self.table.tally().clean() << PAGE_SHIFT),
             takes: self.backing.store().pool_bytes() + limits.metadata_bytes(),
-            resident,
+            resident: limits.physical() << PAGE_SHIFT,
         };
-        let floor = self.budget.judge(self.cost(), &gain);
-        s.kept_bytes.store(floor, Relaxed);
+        self.budget.judge(self.cost(), &gain);
+        s.kept_bytes.store(limits.kept_bytes(), Relaxed);
     }
 
     /// Decides anew how much memory may stay for the slowdown that was asked for, if one was
@@ -283,9 +282,9 @@ impl<'a> Gauges<'a> {
     /// Returns the uncompressed memory that remains when all else is folded, managed or not, bytes.
     pub fn least_resident_bytes(&self) -> u64 {
         let limits = self.limits();
-        let floor = limits.floor_beside(limits.stored_bytes()).max(limits.kept_bytes());
-        let held_bytes = self.holds.held_bytes();
-        self.budget.quota().outside_bytes() + self.refused_bytes() + floor.max(held_bytes)
+        let floor = limits.floor_beside(limits.stored_bytes()).max(self.holds.held_bytes());
+        let managed_bytes = (self.refused_bytes() + floor).max(limits.kept_bytes());
+        self.budget.quota().outside_bytes() + managed_bytes
     }
 
     /// Counts memory held by the program's system calls as resident. If it is past the bounds,

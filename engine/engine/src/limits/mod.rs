@@ -94,17 +94,23 @@ impl<'a> Limits<'a> {
             _ => self.refused(),
         };
         let floor = self.floor_beside(stored) >> PAGE_SHIFT;
-        refused + floor.max(self.budget.kept_pages().min(self.plain_beside(stored)))
+        (refused + floor).max(self.kept_beside(stored))
     }
 
-    /// Returns the uncompressed memory with which the program would take as much as without memfold,
-    /// beside `stored` bytes, and [`MORE_BYTES`] or one part in [`MORE_SHARE`] more, in pages.
-    fn plain_beside(&self, stored: u64) -> u64 {
+    /// Returns the managed memory of the program as it would be without folding, in pages.
+    pub(super) fn plain(&self) -> u64 {
         let frames = self.mapper.frames();
         let cached = frames.populated().saturating_sub(frames.full_free());
-        let data =
-            (self.table.tally().mapped() + self.table.tally().folded() + cached) << PAGE_SHIFT;
-        (data + MORE_BYTES.max(data / MORE_SHARE)).saturating_sub(stored) >> PAGE_SHIFT
+        self.table.tally().mapped() + self.table.tally().folded() + cached
+    }
+
+    /// Returns the uncompressed memory that stays although the bounds can't be kept, in pages
+    /// ([`gauges::Gauges::judge_cost`]). With it and `stored` bytes the program takes at most as much
+    /// as without memfold, and [`MORE_BYTES`] or one part in [`MORE_SHARE`].
+    fn kept_beside(&self, stored: u64) -> u64 {
+        let plain = self.plain() << PAGE_SHIFT;
+        let most = (plain + MORE_BYTES.max(plain / MORE_SHARE)).saturating_sub(stored);
+        self.budget.kept_pages().min(most >> PAGE_SHIFT)
     }
 
     /// Returns whether the bounds leave less than the memory that remains whatever they are.
@@ -233,7 +239,7 @@ impl<'a> Limits<'a> {
         !is_bounded
             && self.backing.swap().is_none()
             && self.saves_nothing()
-            && !self.to_unshare.is_shared_by_many()
+            && !self.to_unshare.stays()
     }
 
     fn saves_nothing(&self) -> bool {
@@ -280,7 +286,7 @@ impl<'a> Limits<'a> {
     /// Returns the uncompressed memory that stays although the bounds can't be kept, bytes: see
     /// [`gauges::Gauges::judge_cost`].
     pub fn kept_bytes(&self) -> u64 {
-        self.budget.kept_pages() << PAGE_SHIFT
+        self.kept_beside(self.stored_bytes()) << PAGE_SHIFT
     }
 
     /// Returns the uncompressed memory past the target, in pages.

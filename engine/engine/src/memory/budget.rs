@@ -104,11 +104,10 @@ impl Budget {
         self.kept_pages.load(Relaxed)
     }
 
-    /// Judges anew how much is to stay, and returns it, bytes.
-    pub fn judge(&self, cost: FoldingCost, gain: &FoldingGain) -> u64 {
+    /// Judges anew how much is to stay.
+    pub fn judge(&self, cost: FoldingCost, gain: &FoldingGain) {
         let floor = self.thrash.lock().judge(cost, gain);
         self.kept_pages.store(floor >> PAGE_SHIFT, Relaxed);
-        floor
     }
 
     /// Returns the uncompressed memory that may stay because of the slowdown that was asked for,

@@ -2,7 +2,7 @@
 //! makes them private again (`reclaim/background.rs`).
 use core::ops::Range;
 use memfold_os::sync::Mutex;
-use memfold_os::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::SeqCst};
+use memfold_os::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use memfold_os::thread::now_ns;
 use memfold_os::units::PAGE_SIZE;
 
@@ -18,22 +18,10 @@ pub struct ToUnshare {
     /// without end.
     until_ns: AtomicU64,
     met: AtomicU64,
-    /// A [`Sharing`].
-    sharing: AtomicU8,
+    /// Whether shared pages stay ([`ToUnshare::stays`]).
+    stays: AtomicBool,
     /// Whether copies of shared pages are charged before the kernel makes them.
     charges_copies: AtomicBool,
-}
-
-/// How many processes share pages by a fork.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Sharing {
-    /// One has just been forked, which mostly ends or executes a program soon. Its pages are left
-    /// alone until more is known.
-    New,
-    /// Few: pages are made private to be folded.
-    Few,
-    /// Many: to make pages private, and to fold them, would take more memory than it frees.
-    Many,
 }
 
 /// For this long after a fork, a page that can't be moved is probably shared by it, if nothing else
@@ -49,7 +37,7 @@ impl ToUnshare {
             ranges: Mutex::new(([(0, 0); NOTED], 0)),
             until_ns: AtomicU64::new(0),
             met: AtomicU64::new(0),
-            sharing: AtomicU8::new(Sharing::Few as u8),
+            stays: AtomicBool::new(false),
             charges_copies: AtomicBool::new(false),
         }
     }
@@ -66,16 +54,17 @@ impl ToUnshare {
         self.until_ns.store(u64::MAX, SeqCst);
     }
 
-    /// Records that the process shares memory by a fork until [`ToUnshare::note_private`].
-    pub fn note_shared(&self, sharing: Sharing) {
-        self.sharing.store(sharing as u8, SeqCst);
+    /// Records that the process shares memory by a fork until [`ToUnshare::note_private`], and
+    /// whether the shared pages stay ([`ToUnshare::stays`]).
+    pub fn note_shared(&self, stays: bool) {
+        self.stays.store(stays, SeqCst);
         self.until_ns.store(u64::MAX, SeqCst);
     }
 
     /// Records that the process shares no memory any more. The kernel still moves none of the pages
     /// that were shared, until they are written to.
     pub fn note_private(&self) {
-        self.sharing.store(Sharing::Few as u8, SeqCst);
+        self.stays.store(false, SeqCst);
         self.until_ns.store(now_ns() + PRIVATE_NS, SeqCst);
     }
 
@@ -90,25 +79,10 @@ impl ToUnshare {
         self.charges_copies.load(SeqCst)
     }
 
-    /// Returns whether a page that can't be moved is probably shared by so many processes that it
-    /// should stay.
-    pub fn is_shared_by_many(&self) -> bool {
-        self.is(Sharing::Many)
-    }
-
-    /// Returns whether a page that can't be moved is probably shared by a process that has just been
-    /// forked.
-    pub fn is_new(&self) -> bool {
-        self.is(Sharing::New)
-    }
-
-    /// Returns whether shared pages stay for now: they are shared by many processes, or by a new one.
+    /// Returns whether shared pages stay: it isn't known yet how many processes share them since a
+    /// fork, or to make them private, and to fold them, would take more memory than it frees.
     pub fn stays(&self) -> bool {
-        self.is_shared_by_many() || self.is_new()
-    }
-
-    fn is(&self, sharing: Sharing) -> bool {
-        self.sharing.load(SeqCst) == sharing as u8 && self.is_shared()
+        self.stays.load(SeqCst) && self.is_shared()
     }
 
     /// Returns whether a page that can't be moved is probably shared by a fork.

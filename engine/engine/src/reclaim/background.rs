@@ -90,7 +90,12 @@ impl<'a> Background<'a> {
     /// missing by now are folded, or were never touched. They must not be loaded for this. A range
     /// that has ended, or that a device has pinned, stays shared.
     fn unshare(&self) {
-        for page in self.to_unshare.take() {
+        let pages = self.to_unshare.take();
+        // More processes may share them than at the time at which they were met.
+        if self.to_unshare.stays() {
+            return;
+        }
+        for page in pages {
             if self.config.delivery.is_inline() {
                 self.unshare_managed(page);
             } else if self.mapper.space().is_populated(page) {

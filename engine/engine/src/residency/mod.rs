@@ -150,7 +150,7 @@ impl<'a> Residency<'a> {
         let is_crowded =
             folio.has_copy.get() && self.backing.swap().is_some_and(Swap::is_half_full);
         let crowded = is_crowded && self.table.handles(folio).any(|h| h.as_foreign().is_some());
-        let limit = limits.limit_bytes().filter(|_| !self.to_unshare.is_shared_by_many());
+        let limit = limits.limit_bytes().filter(|_| !self.to_unshare.stays());
         // Copies of mapped pages must not take more than folding saves.
         let folded_bytes = folded << PAGE_SHIFT;
         if crowded

@@ -7,3 +7,4 @@ mod writeback;
 mod unshare;
 mod held;
 mod idle;
+mod kept;

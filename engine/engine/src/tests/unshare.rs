@@ -46,6 +46,26 @@ fn what_no_store_would_take_stays_shared() {
     engine.pager.check().unwrap();
 }
 
+/// A page was noted while two processes shared it, and was made private when five did. Each of them
+/// had a copy of its own then.
+#[test]
+fn noted_page_stays_shared_if_more_processes_share_it_since() {
+    let engine = limited(64);
+    engine.fill(0..64, 0);
+    let refused_bytes = || {
+        engine.pager.0.to_unshare.note(engine.page(0)..engine.page(32), engine.space.area());
+        engine.pager.background().reclaim_in_background();
+        engine.pager.gauges().publish();
+        engine.pager.stats().refused_bytes.load(Relaxed)
+    };
+    engine.pager.gauges().publish();
+    engine.pager.fork().note_uncounted();
+    assert_eq!(refused_bytes(), 0, "no page was looked at");
+    engine.pager.fork().note_shared(1 << 20, 1 << 19, 2);
+    assert_eq!(refused_bytes(), 32 * PAGE_SIZE as u64);
+    engine.pager.check().unwrap();
+}
+
 /// The other processes keep the copies anyway, and a loaded page would have to be stored once more.
 #[test]
 fn copies_shared_by_many_are_kept_after_a_load_and_a_fork() {

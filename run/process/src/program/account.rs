@@ -118,7 +118,7 @@ impl ProgramAccount {
     pub fn judge_limit(&self, state: &mut ProgramState) {
         // A child that has just been forked shares what can't be folded meanwhile, and mostly ends
         // soon. After it has ended, that can be folded once it is known what is still shared.
-        let is_unknown = self.pager.fork().is_new() || state.level.sharing.due_ns().is_some();
+        let is_unknown = state.level.sharing.due_ns().is_some();
         let is_waiting = state.limit_report.due_ns().is_some();
         if is_unknown || !self.pager.gauges().take_past() && !is_waiting {
             return;

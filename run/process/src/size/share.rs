@@ -42,8 +42,6 @@ pub struct SizeLevel {
     pub anonymous: u64,
     /// The memory that it shares with others. A part of the resident memory counts in them.
     pub sharing: SharingWatch,
-    /// The processes that shared memory after the last fork, the new one included.
-    pub sharers: usize,
     /// When the next look is due.
     pub pace: LookPace,
     /// Number of other processes that need a part of the limit.
@@ -251,6 +249,7 @@ impl SizeScale {
         if !level.sharing.is_sharing() {
             return false;
         }
+        level.sharing.note_forks(now_ns(), member::forks());
         let loads = pager.stats().zswpin.load(Relaxed) + pager.stats().pswpin.load(Relaxed);
         let now = ProcessMoves {
             now_ns: now_ns(),
@@ -278,8 +277,10 @@ impl SizeScale {
         if !level.sharing.is_sharing() {
             // No look comes here again before the next fork.
             pager.fork().note_private();
-        } else if bytes > 0 {
+        } else if level.sharing.is_counted() {
             pager.fork().note_shared(bytes, bytes - others, member::sharers());
+        } else {
+            pager.fork().note_uncounted();
         }
         if is_measured {
             pager.fork().retry_shared();

@@ -49,8 +49,10 @@ pub struct SharingWatch {
     has_news: bool,
     /// None is made before.
     from_ns: u64,
-    /// The first fork since the last measurement.
-    forked_ns: u64,
+    /// The first fork since the last measurement, by any of the processes that share memory.
+    forked_ns: Option<u64>,
+    /// The forks of these processes, as they were counted last.
+    forks: u32,
     /// The last measurement, its CPU time, and how many in a row have found no change.
     last: ProcessMoves,
     cost_ns: u64,
@@ -66,14 +68,32 @@ impl SharingWatch {
     /// Notes a fork, in the parent and in the child. In the child all `others` bytes count as
     /// shared until the first measurement.
     pub fn note_fork(&mut self, now_ns: u64, others: Option<u64>) {
-        self.others = others.unwrap_or(self.others);
-        if !self.is_due || others.is_some() {
-            self.forked_ns = now_ns;
+        if let Some(others) = others {
+            (self.others, self.forked_ns) = (others, None);
         }
-        // A process that forks again and again is measured too.
-        let from_ns = (now_ns + MEASURE_NS).min(self.forked_ns + FORKS_NS);
-        self.from_ns = self.from_ns.max(from_ns);
+        self.wait_after_fork(now_ns);
         (self.is_sharing, self.is_unpaid, self.is_due, self.vain) = (true, true, true, 0);
+    }
+
+    /// Notes how many forks the processes have made that share memory with this one. After a new one
+    /// it isn't known how many share it.
+    pub fn note_forks(&mut self, now_ns: u64, forks: u32) {
+        if core::mem::replace(&mut self.forks, forks) != forks {
+            self.wait_after_fork(now_ns);
+            self.has_news = true;
+        }
+    }
+
+    /// Puts off the measurement after a fork. Processes that fork again and again are measured too.
+    fn wait_after_fork(&mut self, now_ns: u64) {
+        let first_ns = *self.forked_ns.get_or_insert(now_ns);
+        self.from_ns = self.from_ns.max((now_ns + MEASURE_NS).min(first_ns + FORKS_NS));
+    }
+
+    /// Returns whether memory was measured since the last fork that this process knows of, its own or
+    /// that of another process.
+    pub fn is_counted(&self) -> bool {
+        self.forked_ns.is_none()
     }
 
     /// Asks for a measurement if copies of shared memory are not paid for, because there is too little
@@ -120,7 +140,7 @@ impl SharingWatch {
         self.vain = if is_changed { 0 } else { (self.vain + 1).min(VAIN_MOST) };
         let times = (MEASURE_TIMES << self.vain).min(MEASURE_TIMES_MOST);
         self.from_ns = now.now_ns + MEASURE_NS.max(cost_ns * times);
-        (self.is_due, self.has_news) = (false, false);
+        (self.is_due, self.has_news, self.forked_ns) = (false, false, None);
         (self.last, self.cost_ns) = (*now, cost_ns);
         self.is_sharing = others >= SHARED_LEAST_BYTES;
         (self.bytes, self.others) = if self.is_sharing { (bytes, others) } else { (0, 0) };
@@ -198,6 +218,29 @@ mod tests {
             is_due
         });
         assert!((9..=10).contains(&count.count()));
+    }
+
+    #[test]
+    fn fork_of_another_process_is_unknown_until_the_next_measurement() {
+        let mut process = Process::new();
+        assert!(!process.watch.is_counted());
+        process.second(0, 0);
+        assert!(process.watch.is_counted());
+        process.watch.note_forks(process.moves.now_ns, 1);
+        assert!(!process.watch.is_counted() && !process.watch.is_due(&process.moves));
+        assert_eq!(process.second(0, 0), 1);
+        process.watch.note_forks(process.moves.now_ns, 1);
+        assert!(process.watch.is_counted(), "it is known");
+        // Where others fork all the time, it is measured nevertheless.
+        for forks in 2..602 {
+            process.moves.now_ns += 5 * MS;
+            process.watch.note_forks(process.moves.now_ns, forks);
+            if process.watch.is_due(&process.moves) {
+                process.watch.note(&process.moves, 100 * MIB, 50 * MIB, COST_NS);
+                process.measured += 1;
+            }
+        }
+        assert!((2..=3).contains(&(process.measured - 2)), "{}", process.measured);
     }
 
     #[test]

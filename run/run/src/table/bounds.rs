@@ -19,7 +19,7 @@ use memfold_os::thread::owner::{OwnerState, RobustList, RobustOwner};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// Version of the layout of bounds and tables. Files of another version are refused.
-pub const LAYOUT_VERSION: u64 = 21;
+pub const LAYOUT_VERSION: u64 = 22;
 /// Users of a run, at most. Processes of further users have no table.
 pub const USERS: usize = 64;
 

@@ -58,6 +58,9 @@ const SENT_BYTES: u64 = 256 << 10;
 const FILTERS_NONE: u64 = 1;
 const FILTERS_SOME: u64 = 2;
 
+/// Places for the forks of families.
+const FORKS: usize = 64;
+
 /// The header of a table.
 #[repr(C, align(4096))]
 struct RunHeader {
@@ -88,8 +91,9 @@ struct RunHeader {
     runner_rests: AtomicU32,
     /// The bounds of which the processes last got news, bytes.
     sent: [AtomicU64; 2],
-    /// The number of families.
+    /// The number of families, and the forks of each. Families can have the same place.
     families: AtomicU32,
+    forks: [AtomicU32; FORKS],
     mailbox: Mailbox,
 }
 
@@ -314,6 +318,16 @@ impl RunTable {
     /// Returns the number of live processes of a family that share memory.
     pub fn sharers(&self, family: u32) -> usize {
         self.alive().filter(|process| process.shares_with(family)).count()
+    }
+
+    /// Notes that a process of a family is about to fork.
+    pub fn note_fork(&self, family: u32) {
+        self.head.forks[family as usize % FORKS].fetch_add(1, SeqCst);
+    }
+
+    /// Returns the number of forks of a family. It may contain those of others.
+    pub fn forks(&self, family: u32) -> u32 {
+        self.head.forks[family as usize % FORKS].load(SeqCst)
     }
 
     fn alive(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
