@@ -144,7 +144,7 @@ impl ToUnshare {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 
