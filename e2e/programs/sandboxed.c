@@ -33,9 +33,9 @@ static const struct rule rules[] = {
 static const unsigned actions[] = {SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ERRNO | ENOSYS,
                                    SECCOMP_RET_KILL_THREAD};
 #define COUNT(x) (sizeof x / sizeof *x)
-/* The first rule meets all actions, and each other one the next of three. With `every`, each meets all three. */
-static int every;
-static int meets(size_t r, size_t a) { return r == 0 || (a < 3 && (every || a == r % 3)); }
+/* The first rule meets all actions. If `which_rules` is OTHERS_TOO, each other one meets the next of three, and if it is EVERY, all three. */
+static enum { FIRST, OTHERS_TOO, EVERY } which_rules = OTHERS_TOO;
+static int meets(size_t r, size_t a) { return r == 0 || (which_rules != FIRST && a < 3 && (which_rules == EVERY || a == r % 3)); }
 
 static void set(const struct rule *rule, unsigned action, unsigned flags) {
     struct sock_filter code[] = {
@@ -143,9 +143,10 @@ static void each(int which) {
         }
     check(memory, LEN, 1);
 }
-static void alone(void) { each(ALONE); }
+static void alone(void) { which_rules = FIRST, each(ALONE); }
 static void one_of_many(void) { each(ONE_OF_MANY); }
-static void all(void) { each(ALL); }
+static void first_rule(void) { which_rules = FIRST, each(ONE_OF_MANY); }
+static void all(void) { which_rules = FIRST, each(ALL); }
 
 /* The filter is set by one program, and another one runs under it. */
 static void executed(void) {
@@ -180,13 +181,13 @@ static void grows(void) {
 }
 
 static void every_rule(void) {
-    every = 1;
+    which_rules = EVERY;
     for (int which = ALONE; which <= ALL; which++) each(which);
     executed();
 }
 
 int main(int argc, char **argv) {
-    static const struct test tests[] = {{"alone", alone},       {"one_of_many", one_of_many}, {"all", all},
+    static const struct test tests[] = {{"alone", alone},       {"one_of_many", one_of_many}, {"first_rule", first_rule}, {"all", all},
                                         {"executed", executed}, {"grows", grows},             {"every_rule", every_rule}};
     return RUN_NAMED(argc, argv, tests);
 }

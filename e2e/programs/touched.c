@@ -27,7 +27,7 @@ static void leave_zeros(char *p, void (*change)(char *at, size_t len)) {
     *spot = ~0ul;
     pthread_t writer;
     NEED(pthread_create(&writer, NULL, write_to_zeros, NULL) == 0);
-    for (int round = 0; round < 400; round++) {
+    for (int round = 0; round < 150; round++) {
         uint64_t before = wrote;
         if (round % 4 == 0) page_out(at, 2 * UNIT, UNIT / PAGE);
         *spot = ~1ul;
@@ -106,7 +106,7 @@ static void keep(void (*change)(void)) {
     push_out(kept, KEPT);
     pthread_t threads[2];
     for (size_t n = 0; n < 2; n++) NEED(pthread_create(&threads[n], NULL, visit, (void *)n) == 0);
-    for (int round = 0; round < 600; round++) {
+    for (int round = 0; round < 200; round++) {
         long before = visits[0];
         change();
         while (visits[0] < before + 20) {}
@@ -155,7 +155,7 @@ static void moved_in(void) {
     target = map(PAGES * PAGE);
     pthread_t threads[2];
     for (size_t n = 0; n < 2; n++) NEED(pthread_create(&threads[n], NULL, watch, (void *)n) == 0);
-    for (uint64_t now = 1; now <= 150; now++) {
+    for (uint64_t now = 1; now <= 60; now++) {
         char *from = all + now * 5 * 16 * PAGE % (LEN - PAGES * PAGE);
         fill(from, PAGES * PAGE, now);
         page_out(from, PAGES * PAGE, PAGES / 2);

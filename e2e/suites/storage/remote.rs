@@ -327,7 +327,7 @@ fn a_service_that_was_killed_is_told_of_at_the_end_too() {
 #[test]
 fn more_processes_than_descriptors_share_a_store() {
     /// `memfold run` may have 50 descriptors.
-    const PROCESSES: usize = 80;
+    const PROCESSES: usize = 55;
     let Some(bin) = tools() else { return };
     let (server, program) = (Server::start(&[]), compile("keeper"));
     let scratch = Scratch::new();

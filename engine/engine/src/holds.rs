@@ -29,7 +29,7 @@
 use alloc::boxed::Box;
 use core::ops::Range;
 use core::ptr::null_mut;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 use memfold_os::memory::zone::Zone;
 use memfold_os::sync::atomic::{
     AtomicPtr, AtomicU32, AtomicUsize,
@@ -41,9 +41,9 @@ use memfold_os::units::{MAX_BYTES, PAGE_SIZE};
 
 /// Slots of the first chunk, and classes. Each further chunk has twice as many slots as the one
 /// before. A model has few, because each run makes them anew.
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const SIZES: [usize; 2] = [256, 256];
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 const SIZES: [usize; 2] = [4, 64];
 const FIRST: usize = SIZES[0];
 const CELLS: usize = SIZES[1];
@@ -78,7 +78,7 @@ struct HoldSlot {
     ranges: [(AtomicUsize, AtomicUsize); RANGES],
 }
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const _: () = assert!(size_of::<HoldSlot>() == 128);
 
 #[derive(Default)]
@@ -107,7 +107,9 @@ pub struct Holds {
 }
 
 /// The holds of the process, once there are any, and the empty ones.
+#[cfg(not(feature = "shuttle"))]
 static USED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
+#[cfg(not(feature = "shuttle"))]
 static UNUSED: AtomicPtr<Holds> = AtomicPtr::new(null_mut());
 
 /// A hold, until [`Holds::release`]: its first slot.
@@ -132,7 +134,7 @@ pub struct HoldBuilder<'a> {
 
 /// Makes `count` free slots at `place` if there are none yet. They stay. Returns `false` without
 /// memory.
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
     const { assert!(FREE == 0 && (FIRST * size_of::<HoldSlot>()).is_multiple_of(PAGE_SIZE)) };
     // Zeros are a free slot, and a part that was never used has no page.
@@ -145,7 +147,7 @@ fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
 }
 
 /// Makes `count` free slots at `place`, in a model, whose atomics are no plain numbers.
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 fn put_slots(place: &AtomicPtr<HoldSlot>, count: usize) -> bool {
     let slot = |_| HoldSlot {
         state: AtomicU32::new(FREE),
@@ -195,7 +197,7 @@ impl Holds {
 
     /// Returns the holds of all engines of the process, because a call may name memory of several.
     /// Without `used`, returns an empty set that stays so.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     pub fn of_process(used: bool) -> &'static Holds {
         let place = if used { &USED } else { &UNUSED };
         if place.load(SeqCst).is_null() {
@@ -210,7 +212,7 @@ impl Holds {
     }
 
     /// Makes a new set, because each run of a model has its own.
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     pub fn of_process(used: bool) -> &'static Holds {
         Box::leak(Box::new(Holds::new(used)))
     }
@@ -420,7 +422,7 @@ impl Holds {
 
     /// Returns the state that a forked child inherits in the model. Locks are not part of it: the
     /// child re-initializes them.
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     pub fn copied(&self) -> Holds {
         let copy = Holds::new(self.are_used());
         self.each_slot(|at, from| {
@@ -449,7 +451,7 @@ impl Holds {
     ///
     /// # Safety
     /// - Only tasks that poll use the holds: children of vfork.
-    #[cfg_attr(shuttle, allow(dead_code))]
+    #[cfg_attr(feature = "shuttle", allow(dead_code))]
     pub unsafe fn forget_waiters(&self) {
         for cell in &self.cells {
             cell.waiting.store(0, SeqCst);
@@ -473,7 +475,7 @@ impl Holds {
             cell.leaving.store(0, SeqCst);
             cell.waiting.store(0, SeqCst);
             // SAFETY: by the caller's promise no thread holds the lock.
-            #[cfg(not(shuttle))]
+            #[cfg(not(feature = "shuttle"))]
             unsafe {
                 cell.lock.reset();
             }
@@ -637,7 +639,7 @@ impl Drop for LeavingPages<'_> {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use alloc::vec::Vec;

@@ -4,7 +4,7 @@
 //! An engine consists of parts (`parts.rs`), which own their data, and of walks over them: a fault
 //! (`fault/`), a reclaim (`reclaim/`), a fork (`fork/`), a change of mappings (`mappings/`).
 //! `ARCHITECTURE.md` follows the walks step by step.
-#![cfg_attr(not(any(test, shuttle)), no_std)]
+#![cfg_attr(not(any(test, feature = "shuttle")), no_std)]
 extern crate alloc;
 
 pub mod config;

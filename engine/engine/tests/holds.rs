@@ -2,10 +2,8 @@
 //! faults, a discard and the adoption. In each model a step can be left out, and then the checker
 //! must find what that breaks: so these tests can fail.
 //!
-//! Run by `RUSTFLAGS="--cfg shuttle" cargo test -p memfold --test holds --target-dir
-//! target/shuttle`. The kernel is played: a page is there or not, and a call that meets one that
+//! Run by `scripts/check models`. The kernel is played: a page is there or not, and a call that meets one that
 //! isn't, where somebody else would have to serve it, has lost something.
-#![cfg(shuttle)]
 
 use memfold_engine::holds::Holds;
 use memfold_os::units::PAGE_SIZE;

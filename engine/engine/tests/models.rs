@@ -1,11 +1,9 @@
 //! The engine's own code under a model checker that chooses every switch between threads: the swap
 //! cache as the one place where threads meet. Rows C1, C2, C3, C5.
 //!
-//! Run by `RUSTFLAGS="--cfg shuttle" cargo test -p memfold --test models --target-dir
-//! target/shuttle`. The kernel is the fake of memfold-testkit. A thread that nobody wakes is a
-//! deadlock, which the checker reports; each model is run under random schedules and under PCT
-//! (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
-#![cfg(shuttle)]
+//! Run by `scripts/check models`. The kernel is the fake of memfold-testkit. A thread that nobody
+//! wakes is a deadlock, which the checker reports; each model is run under random schedules and
+//! under PCT (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
 
 use memfold_engine::{Config, Delivery};
 use memfold_os::units::{Order, PAGE_SIZE};
@@ -91,7 +89,7 @@ fn c1_a_fault_and_an_eviction_keep_every_byte() {
         (0..4).for_each(|n| write(&setup, n, 1));
         let (evictor, writer, reader) = (setup.clone(), setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || _ = evictor.pager.mappings().page_out_at(evictor.addrs(0..4))),
             thread::spawn(move || {
                 write(&writer, 1, 2);
                 assert_holds(&writer, 1, 2);
@@ -149,7 +147,7 @@ fn c1_a_rescue_during_compression_keeps_the_folio() {
         (0..16).for_each(|n| write(&setup, n, 1));
         let (saver, toucher) = (setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(saver.pager.mappings().page_out_at(saver.addrs(0..16)))),
+            thread::spawn(move || _ = saver.pager.mappings().page_out_at(saver.addrs(0..16))),
             thread::spawn(move || {
                 write(&toucher, 5, 2);
                 write(&toucher, 9, 2);
@@ -210,7 +208,7 @@ fn c1_a_refused_save_and_a_touch_keep_the_folio() {
         setup.pager.store().faults().strike_at(memfold_store::InjectedFault::PoolFull, 2);
         let (saver, toucher) = (setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(saver.pager.mappings().page_out_at(saver.addrs(0..8)))),
+            thread::spawn(move || _ = saver.pager.mappings().page_out_at(saver.addrs(0..8))),
             thread::spawn(move || write(&toucher, 5, 2)),
         ]);
         setup.assert_sound();
@@ -284,7 +282,7 @@ fn c2_whoever_waits_is_woken_when_the_kernel_stops_half_way() {
         join(vec![
             thread::spawn(move || assert_holds(&a, 0, 1)),
             thread::spawn(move || write(&b, 3, 2)),
-            thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || _ = evictor.pager.mappings().page_out_at(evictor.addrs(0..4))),
         ]);
         setup.assert_sound();
         (0..16).for_each(|n| assert_holds(&setup, n, if n == 3 { 2 } else { 1 }));
@@ -298,7 +296,7 @@ fn c1_two_evictors_and_a_writer_keep_every_byte() {
         (0..8).for_each(|n| write(&setup, n, 1));
         let threads = (0..2).map(|_| {
             let setup = setup.clone();
-            thread::spawn(move || drop(setup.pager.mappings().page_out_at(setup.addrs(0..8))))
+            thread::spawn(move || _ = setup.pager.mappings().page_out_at(setup.addrs(0..8)))
         });
         let mut threads: Vec<_> = threads.collect();
         let writer = setup.clone();
@@ -321,7 +319,7 @@ fn c1_a_slow_evictor_never_takes_another_folio_for_its_own() {
         assert_holds(&setup, 0, 1);
         let (slow, busy) = (setup.clone(), setup.clone());
         join(vec![
-            thread::spawn(move || drop(slow.pager.mappings().page_out_at(slow.addrs(0..4)))),
+            thread::spawn(move || _ = slow.pager.mappings().page_out_at(slow.addrs(0..4))),
             thread::spawn(move || {
                 write(&busy, 0, 2);
                 busy.pager.mappings().page_out_at(busy.addrs(0..16));
@@ -353,7 +351,7 @@ fn clean_folios_leave(delivery: Delivery, troubles: &[Trouble]) -> (u64, u64) {
     let (evictor, writer, reader) = (setup.clone(), setup.clone(), setup.clone());
     let (owner, discarder) = (setup.clone(), setup.clone());
     join(vec![
-        thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..32)))),
+        thread::spawn(move || _ = evictor.pager.mappings().page_out_at(evictor.addrs(0..32))),
         thread::spawn(move || {
             write(&writer, 1, 2);
             assert_holds(&writer, 0, 1);
@@ -417,9 +415,7 @@ fn c1_pages_of_a_block_that_is_here_in_part_keep_every_byte() {
         folded(&setup, 48);
         assert_holds(&setup, 9, 1);
         let threads: [fn(&Setup); 4] = [
-            |setup| {
-                (0..2).for_each(|_| drop(setup.pager.mappings().page_out_at(setup.addrs(8..12))))
-            },
+            |setup| (0..2).for_each(|_| _ = setup.pager.mappings().page_out_at(setup.addrs(8..12))),
             |setup| {
                 write(setup, 8, 2);
                 assert_holds(setup, 8, 2);
@@ -498,7 +494,7 @@ fn c1_writeback_and_touches_keep_every_byte_and_slot() {
         disk.strike(memfold_os::transfer::Direction::Write, 2, DiskTrouble::Failed);
         let threads = [0..4, 4..8].map(|pages| {
             let setup = setup.clone();
-            thread::spawn(move || drop(setup.pager.mappings().page_out_at(setup.addrs(pages))))
+            thread::spawn(move || _ = setup.pager.mappings().page_out_at(setup.addrs(pages)))
         });
         let mut threads = Vec::from(threads);
         let (writer, reader) = (setup.clone(), setup.clone());
@@ -531,7 +527,7 @@ fn c2_faults_that_are_passed_on_are_served() {
         join(vec![
             thread::spawn(move || assert_holds(&a, 1, 1)),
             thread::spawn(move || write(&b, 2, 2)),
-            thread::spawn(move || drop(evictor.pager.mappings().page_out_at(evictor.addrs(0..4)))),
+            thread::spawn(move || _ = evictor.pager.mappings().page_out_at(evictor.addrs(0..4))),
         ]);
         (0..8).for_each(|n| assert_holds(&setup, n, if n == 2 { 2 } else { 1 }));
         setup.pager.stop();

@@ -5,7 +5,7 @@
 //! Nearly all raw unsafe code of the project is here. No function of this crate calls the host's
 //! `malloc`, or touches thread-local storage or `errno`. So every function may be called from a
 //! signal handler and from an engine thread.
-#![cfg_attr(not(any(test, shuttle)), no_std)]
+#![cfg_attr(not(any(test, feature = "shuttle")), no_std)]
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("memfold needs Linux on x86-64");
 

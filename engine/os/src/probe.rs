@@ -294,7 +294,7 @@ fn is_killed(child: i64) -> bool {
     libc::WIFSIGNALED(status)
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 

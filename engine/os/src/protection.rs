@@ -593,7 +593,7 @@ impl Space for ProtectionSpace {
     fn wake(&self, _start: usize, _len: usize) {}
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use crate::raw::read_if_there;

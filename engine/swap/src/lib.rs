@@ -51,7 +51,7 @@
 //!
 //! From `memfold-store` it uses [`Handle`](memfold_store::Handle) (`location.rs`) and XXH3
 //! (`seal.rs`).
-#![cfg_attr(not(any(test, shuttle)), no_std)]
+#![cfg_attr(not(any(test, feature = "shuttle")), no_std)]
 extern crate alloc;
 
 pub mod disk;

@@ -1,10 +1,8 @@
 //! The slots of a swap file under a model checker that chooses every switch between threads. Row
 //! S6.
 //!
-//! Run by `RUSTFLAGS="--cfg shuttle" cargo test -p memfold-swap --test models --target-dir
-//! target/shuttle`. Each model is run under random schedules and under PCT (few, well-placed
+//! Run by `scripts/check models`. Each model is run under random schedules and under PCT (few, well-placed
 //! switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
-#![cfg(shuttle)]
 
 use memfold_os::units::Order;
 use memfold_swap::cluster::{CLUSTER_SLOTS, Clusters, SearchScope};

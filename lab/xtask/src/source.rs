@@ -80,7 +80,8 @@ fn test_items(text: &str, code: &str) -> Vec<(usize, usize)> {
     for (at, _) in code.match_indices("#[").chain(code.match_indices("#![")) {
         let open = at + code[at..].find('[').unwrap_or(0);
         let close = matching(code, open);
-        let attribute = code[open + 1..close].trim();
+        // From the text, because the code has no strings.
+        let attribute = text[open + 1..close].trim();
         let condition =
             attribute.strip_prefix("cfg").map(str::trim).and_then(|rest| rest.strip_prefix('('));
         let test = match condition {
@@ -112,7 +113,7 @@ fn only_in_tests(condition: &str) -> bool {
         let parts = arguments(parts);
         return !parts.is_empty() && parts.into_iter().all(only_in_tests);
     }
-    matches!(condition, "test" | "shuttle")
+    matches!(condition, "test" | "feature = \"shuttle\"")
 }
 
 /// Splits at the commas outside brackets.
@@ -194,7 +195,7 @@ mod tests {
     fn conditions_that_hold_elsewhere_are_no_tests() {
         assert!(!tested("#[cfg(not(test))] fn b() {}", "fn b"));
         assert!(!tested("#[cfg(any(test, unix))] fn b() {}", "fn b"));
-        assert!(tested("#[cfg(any(test, shuttle))] fn b() {}", "fn b"));
+        assert!(tested("#[cfg(any(test, feature = \"shuttle\"))] fn b() {}", "fn b"));
         assert!(tested("#[cfg(all(unix, test))] fn b() {}", "fn b"));
         assert!(!tested("#[cfg(all(unix, not(test)))] fn b() {}", "fn b"));
         assert!(!tested("// #[cfg(test)]\nfn b() {}", "fn b"));
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn files_of_test_modules_are_named() {
-        let text = "mod a;\n#[cfg(test)]\nmod b;\n#[cfg(test)]\nmod c { fn d() {} }\n#[cfg(shuttle)]\npub mod e;";
+        let text = "mod a;\n#[cfg(test)]\nmod b;\n#[cfg(test)]\nmod c { fn d() {} }\n#[cfg(feature = \"shuttle\")]\npub mod e;";
         assert_eq!(Source::new("x/src/lib.rs", text, false).test_modules(), ["x/src/b", "x/src/e"]);
         assert_eq!(
             Source::new("x/src/sync/mod.rs", text, false).test_modules(),

@@ -180,7 +180,7 @@ mod tests {
         let findings_of =
             |text| declares_no_std(&Source::new("engine/engine/src/lib.rs", text, false)).is_none();
         assert!(findings_of("#![no_std]"));
-        assert!(findings_of("//! x\n#![cfg_attr(not(any(test, shuttle)), no_std)]"));
+        assert!(findings_of("//! x\n#![cfg_attr(not(any(test, feature = \"shuttle\")), no_std)]"));
         assert!(!findings_of("// #![no_std]\n#![allow(missing_docs)]"));
     }
 

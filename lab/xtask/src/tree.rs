@@ -68,6 +68,19 @@ impl Tree {
         }
         Ok(Tree { crates, others, locks, documents, paths })
     }
+
+    /// Returns the text of a document.
+    pub fn document(&self, path: &str) -> Option<&str> {
+        let document = self.documents.iter().find(|(name, _)| name == path)?;
+        Some(&document.1)
+    }
+
+    /// Makes a tree of documents only.
+    #[cfg(test)]
+    pub fn of_documents(documents: Vec<(String, String)>) -> Self {
+        let (crates, others, locks, paths) = Default::default();
+        Tree { crates, others, locks, documents, paths }
+    }
 }
 
 /// Returns the root of this workspace: the directory above `lab/xtask`.

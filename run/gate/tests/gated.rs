@@ -168,7 +168,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
         &[
             "-c",
             "trap 'echo got' USR1; kill -USR1 $$; x=$(ls / | wc -l); (exit 3); echo $?
-            y=$(printf '%100000s' x); z=${y// /ab}; while read -r l; do n=$((n + ${#l})); done <<<$z
+            y=$(printf '%20000s' x); z=${y// /abcdefghij}; while read -r l; do n=$((n + ${#l})); done <<<$z
             (echo $n $(echo $z | md5sum))",
         ],
     ),

@@ -362,7 +362,7 @@ fn parts(areas: &Areas, pages: &Range<u64>) -> Vec<Range<usize>> {
     areas.parts(pages).into_iter().map(addrs).collect()
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use memfold_testkit::random::Random;

@@ -76,7 +76,7 @@ impl DescendantWatch {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use std::io::{Read, Write};

@@ -110,7 +110,7 @@ impl<T> Drop for Secret<T> {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use crate::maps::{each_detailed, flag};

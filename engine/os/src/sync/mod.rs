@@ -1,14 +1,14 @@
 //! Locks and atomics from one place, so that a model checker can replace them: futex locks in
-//! production, shuttle's under `--cfg shuttle`. None of them poisons, allocates, or uses
+//! production, shuttle's with the feature `shuttle`. None of them poisons, allocates, or uses
 //! thread-local storage.
 //!
 //! A panic while a lock is held ends the process (the engine is built with `panic = "abort"`), so
 //! poisoning has no use.
 
 // Statics use it also under the model checker.
-#[cfg_attr(shuttle, allow(dead_code))]
+#[cfg_attr(feature = "shuttle", allow(dead_code))]
 mod futex;
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 mod model;
 mod fork_cell;
 
@@ -17,15 +17,15 @@ pub use fork_cell::ForkCell;
 /// run only. While it is held, the thread takes no other lock and doesn't wait.
 pub use futex::Mutex as StaticMutex;
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub use futex::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 pub use model::{Condvar, Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard};
 
-/// Atomics: `core`'s, or shuttle's under `--cfg shuttle`.
+/// Atomics: `core`'s, or shuttle's with the feature `shuttle`.
 pub mod atomic {
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     pub use core::sync::atomic::*;
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     pub use shuttle::sync::atomic::*;
 }

@@ -610,7 +610,7 @@ fn close_everything() {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     static DONE: AtomicU32 = AtomicU32::new(0);

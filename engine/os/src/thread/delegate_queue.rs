@@ -178,7 +178,7 @@ impl<T: ?Sized> Delegated<T> {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

@@ -118,7 +118,7 @@ fn three(call: i64, to: &mut [u32; 3]) -> Result<(), Errno> {
     unsafe { system_call(call, args) }.map(drop)
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
 

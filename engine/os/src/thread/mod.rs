@@ -222,9 +222,9 @@ pub fn sleep_ns(ns: u64) {
 
 /// Lets other threads of this CPU run.
 pub fn yield_now() {
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     shuttle::thread::yield_now();
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     rustix::thread::sched_yield();
 }
 

@@ -112,7 +112,7 @@ impl RobustOwner {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use std::boxed::Box;

@@ -151,7 +151,7 @@ unsafe fn put_back(uffd: &Uffd, page: usize, bytes: Option<*mut u8>) {
     }
 }
 
-#[cfg(all(test, not(shuttle)))]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
     use crate::memory::zone::{SharedZone, Zone};

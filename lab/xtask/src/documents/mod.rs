@@ -1,9 +1,16 @@
-//! The documents and comments name files that exist, and their links lead somewhere.
+//! The documents say what there is: files, links, names, messages, commands. All checks of documents
+//! are here, except those of tables, which need the crates that have them (`e2e/documents.rs`).
+
+mod code;
+mod described;
+pub mod commands;
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::finding::Finding;
 use crate::tree::Tree;
+
+use code::spans;
 
 /// A file that a text names, and its line.
 type Mention = (usize, String);
@@ -24,6 +31,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             mentions(&source.comments).into_iter().filter(|(_, name)| !exists(tree, name));
         findings.extend(missing_names.map(|(line, name)| gone(&source.path, line, &name)));
     }
+    findings.extend(described::check(tree));
     findings
 }
 
@@ -45,15 +53,13 @@ fn is_directory(before: &str) -> bool {
 /// name several.
 fn mentions(text: &str) -> Vec<Mention> {
     let mut names = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        for span in line.split('`').skip(1).step_by(2) {
-            let is_path = |byte: u8| byte.is_ascii_alphanumeric() || b"_./{},-".contains(&byte);
-            let name = span.split('#').next().unwrap_or(span);
-            let is_named = name.len() > 3 && name.ends_with(".rs")
-                || name.contains('/') && name.ends_with(".md");
-            if is_named && name.bytes().all(is_path) {
-                names.extend(expand(name).into_iter().map(|name| (number + 1, name)));
-            }
+    for span in spans(text) {
+        let is_path = |byte: u8| byte.is_ascii_alphanumeric() || b"_./{},-".contains(&byte);
+        let name = span.text.split('#').next().unwrap_or_default();
+        let is_named =
+            name.len() > 3 && name.ends_with(".rs") || name.contains('/') && name.ends_with(".md");
+        if is_named && name.bytes().all(is_path) {
+            names.extend(expand(name).into_iter().map(|name| (span.line, name)));
         }
     }
     names
@@ -134,16 +140,12 @@ mod tests {
             sources: vec![Source::new("crates/x/src/a.rs", comment, false)],
         }];
         let paths = ["crates/x/src/a.rs", "crates/x/src/b/mod.rs", "docs/one.md", "docs/two.md"];
-        Tree {
-            crates,
-            others: Vec::new(),
-            locks: String::new(),
-            paths: paths.map(String::from).to_vec(),
-            documents: vec![
-                ("docs/one.md".into(), document.into()),
-                ("docs/two.md".into(), "# The `two`, and more\n".into()),
-            ],
-        }
+        let documents = vec![
+            ("docs/one.md".into(), document.into()),
+            ("docs/two.md".into(), "# The `two`, and more\n".into()),
+        ];
+        let paths = paths.map(String::from).to_vec();
+        Tree { crates, paths, ..Tree::of_documents(documents) }
     }
 
     fn lines(document: &str, comment: &str) -> Vec<usize> {
