@@ -18,7 +18,8 @@
 //! # }
 //! ```
 //!
-//! The device is in memory and ends with its process. Nothing of it is on a disk.
+//! A device is in memory and ends with its process. What it spills to a file ([`SpillSettings`]) is of
+//! use to that process only. [`image`] saves devices to a file and loads them again.
 
 mod plain;
 mod device;

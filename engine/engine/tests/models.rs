@@ -523,7 +523,7 @@ fn c2_faults_that_are_passed_on_are_served() {
         setup.troubles.strike(Call::MoveIn, 1, Trouble::Partial(1));
         setup.troubles.strike(Call::MoveIn, 2, Trouble::Again);
         let (reader, a, b, evictor) = (setup.clone(), setup.clone(), setup.clone(), setup.clone());
-        let reader = thread::spawn(move || while reader.pager.faults().read() {});
+        let reader = thread::spawn(move || while reader.pager.faults().serve_passed() {});
         join(vec![
             thread::spawn(move || assert_holds(&a, 1, 1)),
             thread::spawn(move || write(&b, 2, 2)),

@@ -48,7 +48,7 @@ fn folded(disk: &MemoryDisk, count: usize) -> (Arc<Setup>, JoinHandle<()>) {
 fn reader(setup: &Setup) -> JoinHandle<()> {
     setup.pager.faults().expect_readers();
     let pager = setup.pager.clone();
-    std::thread::spawn(move || while pager.faults().read() {})
+    std::thread::spawn(move || while pager.faults().serve_passed() {})
 }
 
 /// One handler, which serves these pages in order; tells of each when it is done with it.

@@ -36,8 +36,8 @@ pub fn borrow(
 }
 
 fn ask(process: &OtherProcess, parts: &[[usize; 2]], write: bool) -> Option<(Lease, usize)> {
-    // A child of vfork may be killed while it borrows, and nothing would end that. A filter of the
-    // program may end a thread that looks whether the lender is stopped.
+    // A child of vfork may be killed while it borrows, and nothing would end that. `is_stopped` opens
+    // files, for which a filter of the program may kill this thread.
     if child().is_some() || get().is_some_and(|own| own.threads().has_own_filter()) {
         return None;
     }
@@ -77,7 +77,7 @@ fn find(process: &OtherProcess) -> Option<ProcessSlot> {
             let _state = program.memory().state().lock();
             find()
         }
-        // It has one thread.
+        // A process before its engine has one thread.
         None if deferred::is_waiting() => find(),
         None => None,
     }

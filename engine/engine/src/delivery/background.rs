@@ -144,7 +144,7 @@ fn write(arg: usize) {
 
 fn read(arg: usize) {
     // SAFETY: this is a `main` of `threads`, which is called with its `arg`.
-    unsafe { with_pager(arg, |pager| while pager.faults().read() {}) }
+    unsafe { with_pager(arg, |pager| while pager.faults().serve_passed() {}) }
 }
 
 fn run_delegated_calls(arg: usize) {

@@ -56,13 +56,13 @@ impl Loads<'_> {
         forced: bool,
     ) -> Option<Range<u64>> {
         let (whole, order) = (folio.key()..folio.end(), folio.order());
-        // A block of which a part is in memory takes room twice.
-        let by_itself = self.mapper.drops_clean()
+        // The rest of the block stays stored, although a part of it is in memory: it takes room twice.
+        let only_touched = self.mapper.drops_clean()
             && !Limits::new(self.engine).stored_takes_more()
             && access.touch == TouchKind::RANDOM
             && !BlockSize::new(self.engine).is_used_together(folio.touch.get());
         if folio.here.get() != 0 {
-            return Some(if by_itself { key..key + 1 } else { whole });
+            return Some(if only_touched { key..key + 1 } else { whole });
         }
         if order == Order::PAGE || forced && order <= self.config.block_order {
             return Some(whole);
@@ -73,7 +73,7 @@ impl Loads<'_> {
         // What comes from the file is read there as a whole.
         let handle = self.table.slots(folio)[0].get().handle;
         let is_in_pool = handle.as_foreign().is_none();
-        if by_itself && is_in_pool && BlockSize::new(self.engine).loads_parts(order) {
+        if only_touched && is_in_pool && BlockSize::new(self.engine).loads_parts(order) {
             return Some(key..key + 1);
         }
         // A block that is copied home protected can be dropped together with many others, until the
@@ -114,7 +114,8 @@ impl Loads<'_> {
         if !has_room
             && let Ok(Some(frame)) = Reclaim::new(self.engine).frame_for(areas, Order::PAGE)
         {
-            // It has done what is done where there is no room, and is itself given back later.
+            // To find this frame, memory was evicted or the excess was reported. The kernel takes a page
+            // of its own for the copy, so the frame is free again, and given back later.
             self.mapper.frames().give(frame, Order::PAGE, FrameKind::Full);
         }
         Residency::new(self.engine).copy_in(areas, area, load, keys, access)

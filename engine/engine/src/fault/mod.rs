@@ -117,16 +117,16 @@ impl<'a> Faults<'a> {
     /// Serves one fault. In inline delivery the page is mapped on return. In thread delivery
     /// another thread may map it later.
     pub fn fault(&self, fault: PageFault) -> FaultOutcome {
-        self.fault_from(fault).0
+        self.fault_with_source(fault).0
     }
 
     /// Serves one fault as [`Faults::fault`] does. Returns also where its page came from.
-    pub fn fault_from(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {
+    pub fn fault_with_source(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {
         if !self.stats.faults.load(Relaxed).is_multiple_of(TIMED) {
-            return self.serve_at(fault);
+            return self.serve_untimed(fault);
         }
         let (begin, begin_cpu) = (now_ns(), cpu_ns());
-        let (served, source) = self.serve_at(fault);
+        let (served, source) = self.serve_untimed(fault);
         stats::add(&self.stats.fault_ns, (cpu_ns() - begin_cpu) * TIMED);
         let times = match source {
             FaultSource::Zero => &self.stats.fault_zero_time,
@@ -138,13 +138,13 @@ impl<'a> Faults<'a> {
         (served, source)
     }
 
-    fn serve_at(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {
+    fn serve_untimed(&self, fault: PageFault) -> (FaultOutcome, FaultSource) {
         let areas = self.areas.read();
         let Some(area) = areas.find(fault.addr).copied() else {
             return (FaultOutcome::NotManaged, FaultSource::Other);
         };
         stats::add(&self.stats.faults, 1);
-        self.serve_from(
+        self.serve_with_source(
             &areas,
             &area,
             fault,
@@ -152,7 +152,7 @@ impl<'a> Faults<'a> {
         )
     }
 
-    /// Notes that threads call [`Faults::read`] from now on. Faults that need a device are passed
+    /// Notes that threads call [`Faults::serve_passed`] from now on. Faults that need a device are passed
     /// to them.
     pub fn expect_readers(&self) {
         self.reads.set_served();
@@ -160,7 +160,7 @@ impl<'a> Faults<'a> {
 
     /// Waits for one fault that a handler has passed on, and serves it. Returns `false` after
     /// [`crate::pager::Pager::stop`].
-    pub fn read(&self) -> bool {
+    pub fn serve_passed(&self) -> bool {
         let Some((addr, protected)) = self.reads.next() else { return false };
         let fault = PageFault { addr, protected, ..PageFault::default() };
         loop {
@@ -186,10 +186,10 @@ impl<'a> Faults<'a> {
         fault: PageFault,
         from: BlockSource,
     ) -> FaultOutcome {
-        self.serve_from(areas, area, fault, from).0
+        self.serve_with_source(areas, area, fault, from).0
     }
 
-    fn serve_from(
+    fn serve_with_source(
         &self,
         areas: &Areas,
         area: &Area,

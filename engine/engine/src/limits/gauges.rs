@@ -72,7 +72,7 @@ impl<'a> Gauges<'a> {
     /// Returns whether the bounds can't be kept, because all evictable data is folded.
     fn is_out_of_reach(&self) -> bool {
         let limits = self.limits();
-        limits.is_at_least() && limits.physical() <= limits.target() && self.has_pages()
+        limits.is_below_least() && limits.physical() <= limits.target() && self.has_pages()
     }
 
     fn has_pages(&self) -> bool {

@@ -15,8 +15,8 @@ use memfold_swap::Swap;
 
 /// Resident memory has a floor, bytes. It is half of an even part of the limit, or one part in
 /// [`FLOOR_DATA_SHARE`] of the data, whichever is less. It is at most [`FLOOR_BYTES`], or one part
-/// in [`FLOOR_SHARE`] of the memory that can't be lowered, whichever is more. It is never below the
-/// least. Without room to work in, the program would fault at each access.
+/// in [`FLOOR_SHARE`] of the memory that can't be lowered, whichever is more. It is never below
+/// [`FLOOR_LEAST_BYTES`]. Without room to work in, the program would fault at each access.
 const FLOOR_BYTES: u64 = WORKABLE_MIN_BYTES / 2;
 const FLOOR_LEAST_BYTES: u64 = 512 << 10;
 const FLOOR_SHARE: u64 = 32;
@@ -29,9 +29,10 @@ const RESERVE_SHARE: u64 = 8;
 /// Refused folios are tried again when no folio was refused for this long, nanoseconds.
 const REST_NS: u64 = 50_000_000;
 /// Memory that stays because folding it costs too much may take so much more than the program would
-/// without memfold: so many bytes, or one part in so many.
+/// without memfold: so many bytes, or one part in so many, whichever is more.
 const MORE_BYTES: u64 = 1 << 20;
 const MORE_SHARE: u64 = 50;
+
 /// Compares the bounds with the memory that is held now.
 #[derive(Copy, Clone)]
 pub struct Limits<'a> {
@@ -113,8 +114,9 @@ impl<'a> Limits<'a> {
         self.budget.kept_pages().min(most >> PAGE_SHIFT)
     }
 
-    /// Returns whether the bounds leave less than the memory that remains whatever they are.
-    pub(crate) fn is_at_least(&self) -> bool {
+    /// Returns whether the bounds leave less than the memory that remains whatever they are. Then they
+    /// can't be kept.
+    pub(crate) fn is_below_least(&self) -> bool {
         let stored_bytes = self.stored_bytes();
         self.bound_beside(stored_bytes) < self.least_beside(stored_bytes)
     }
@@ -122,7 +124,7 @@ impl<'a> Limits<'a> {
     /// Returns the order of the largest folio that is evicted at once. Until a folio is stored it
     /// counts twice, so this is a small part of the bounds; never less than a block.
     pub(crate) fn leaving_order(&self) -> Order {
-        let pages = (self.budget.quota().least_bytes() / LEAVING_SHARE) >> PAGE_SHIFT;
+        let pages = (self.budget.quota().bound_bytes() / LEAVING_SHARE) >> PAGE_SHIFT;
         let order = Order::new(pages.max(1).ilog2() as u8).unwrap_or(Order::MAX);
         order.max(self.config.block_order)
     }
@@ -172,7 +174,7 @@ impl<'a> Limits<'a> {
         let mut most = self.config.max_pool_bytes.unwrap_or(u64::MAX);
         if let Some(limit) = limit.filter(|_| has_swap) {
             let floor = self.floor_beside(self.stored_bytes());
-            let reserve = floor.max(self.budget.quota().least_bytes() / RESERVE_SHARE);
+            let reserve = floor.max(self.budget.quota().bound_bytes() / RESERVE_SHARE);
             let others = self.metadata_bytes() + self.budget.quota().outside_bytes() + reserve;
             most = most.min(limit.saturating_sub(others));
         }
@@ -235,7 +237,7 @@ impl<'a> Limits<'a> {
     /// take more than folding has freed. A limit bounds the sum anyway. Copies in a swap file take
     /// no memory, and pages that many processes share stay.
     pub(crate) fn stored_takes_more(&self) -> bool {
-        let is_bounded = self.limit_bytes().is_some() && !self.is_at_least();
+        let is_bounded = self.limit_bytes().is_some() && !self.is_below_least();
         !is_bounded
             && self.backing.swap().is_none()
             && self.saves_nothing()
@@ -296,6 +298,6 @@ impl<'a> Limits<'a> {
 
     /// Returns the smaller of the present bounds, bytes.
     pub fn bound_bytes(&self) -> u64 {
-        self.budget.quota().least_bytes()
+        self.budget.quota().bound_bytes()
     }
 }

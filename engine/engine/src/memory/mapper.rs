@@ -18,12 +18,12 @@ use memfold_store::BlockSet;
 /// Why a mapping stopped before the end of the folio.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum MapStop {
-    /// The kernel returned EAGAIN.
+    /// The kernel returned EAGAIN, or has no memory now.
     Again,
     /// A page can't be evicted: it is shared by fork or pinned, or its area isn't writable any
     /// more.
     Busy,
-    /// There is no mapping at the home any more.
+    /// There is no mapping at the home any more, or the kernel refuses it for another reason.
     Gone,
 }
 
@@ -190,9 +190,9 @@ impl Mapper {
             if step > 0 {
                 span.widen();
                 mapped += step;
-                let first = done >> PAGE_SHIFT;
+                let page = done >> PAGE_SHIFT;
                 if by_copy {
-                    (first..first + step).for_each(|page| kept_blocks.insert(page));
+                    (page..page + step).for_each(|each| kept_blocks.insert(each));
                 } else {
                     moved += step;
                 }

@@ -94,7 +94,7 @@ impl Quota {
     }
 
     /// Returns the smaller of the two, `u64::MAX` without any.
-    pub fn least_bytes(&self) -> u64 {
+    pub fn bound_bytes(&self) -> u64 {
         let bounds = [self.limit_bytes(), self.resident_bytes()];
         bounds.into_iter().flatten().min().unwrap_or(u64::MAX)
     }

@@ -59,7 +59,7 @@ impl<'a> Background<'a> {
         let is_saved = saver.save_next(AreasAccess::Work(&self.areas.work()), LruList::Dirty, true);
         let over = limits.excess();
         // A denser pool is worth the time if the bounds cannot be kept or folding saves nothing.
-        let dense = if limits.is_at_least() || limits.stored_takes_more() {
+        let dense = if limits.is_below_least() || limits.stored_takes_more() {
             self.backing.store().tidy() + self.backing.store().trim()
         } else {
             0

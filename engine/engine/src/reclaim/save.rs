@@ -149,7 +149,7 @@ impl<'a> Saver<'a> {
         } else if !compress || is_cut {
             Err(SaveError::Cancelled)
         } else {
-            self.compress(context, work, &changed_blocks)
+            self.store_changed(context, work, &changed_blocks)
         };
         if matches!(result, Err(SaveError::PoolFull | SaveError::Incompressible)) {
             let frame = self.mapper.frames().addr(work.frame) as *const u8;
@@ -189,7 +189,7 @@ impl<'a> Saver<'a> {
 
     /// Compresses and stores the changed blocks of a `Saving` folio, after making room in the pool.
     /// Ends early if a thread wants the folio.
-    fn compress(
+    fn store_changed(
         &self,
         context: &mut CodecContext,
         work: &SavingFolio,

@@ -160,7 +160,7 @@ impl<'a> Residency<'a> {
             || limit.is_some_and(|limit| copy_bytes > limit as u128 / CLEAN_SHARE)
             || limit.is_some()
                 && self.backing.swap().is_none()
-                && limits.is_at_least()
+                && limits.is_below_least()
                 && copy_bytes > folded_bytes as u128 / LEAST_CLEAN_SHARE
         {
             stats::add(&self.stats.clean_dropped, 1);

@@ -149,8 +149,8 @@ impl RemapCalls<'_> {
     }
 
     /// Makes sure that the kernel finds several mappings in a range that is several for the program.
-    /// Memory of the program without access looks like hidden memory beside it. So a page of that
-    /// is loaded, and no longer managed.
+    /// Memory that the program has without access looks like hidden memory beside it. So the managed
+    /// page at their border is loaded, and no longer managed.
     fn part_from_shut(&self, range: &Range<usize>) {
         for managed in self.pager.mappings().managed_parts(range) {
             let mut edges = Vec::new();

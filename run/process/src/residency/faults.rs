@@ -27,8 +27,11 @@ impl ProgramFaults<'_> {
             self.show_before(addr);
         }
         loop {
-            match self.pager.faults().fault_from(PageFault { addr, write, protected: is_protected })
-            {
+            match self.pager.faults().fault_with_source(PageFault {
+                addr,
+                write,
+                protected: is_protected,
+            }) {
                 (FaultOutcome::Yes, source) => return (true, source),
                 (FaultOutcome::Again, _) => yield_now(),
                 (FaultOutcome::NotManaged, source) => return (self.fault_elsewhere(addr), source),

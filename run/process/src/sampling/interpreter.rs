@@ -14,13 +14,13 @@ const INTERPRETERS_MAX: usize = 16;
 const THREADS_MAX: usize = 512;
 /// Bytes of a name, and of a file's name, that are kept at most.
 const TEXT_BYTES_MAX: usize = 248;
-/// Functions whose names have been left already. One takes the place of another.
-const KNOWN: usize = 4096;
+/// Places for the functions whose names `memfold record` has. One takes the place of another.
+const PLACES: usize = 4096;
 /// The low bits of a pointer to a code object, in which 3.14 keeps a tag.
 const TAG: u64 = 7;
 
 /// For each function whose names `memfold record` has: the code object with its names.
-static NAMED: [AtomicU64; KNOWN] = [const { AtomicU64::new(0) }; KNOWN];
+static NAMED: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
 
 /// The functions of a thread.
 pub struct PythonFunctions {
@@ -42,7 +42,7 @@ impl PythonFunctions {
         &self.codes[..self.count]
     }
 
-    /// Leaves the names of those that have none yet.
+    /// Writes the names of those that `memfold record` doesn't have to the ring.
     pub fn note_names(
         &self,
         ring: &SampleRing,
@@ -58,7 +58,7 @@ impl PythonFunctions {
     fn walk(&mut self, layout: &Interpreter) -> Option<()> {
         let mut at = innermost(layout)?;
         while at != 0 && self.count < FRAMES_MAX {
-            let code = member(at, layout.code)? & !TAG;
+            let code = word_at(at, layout.code)? & !TAG;
             // A frame that only stands for a call by compiled code.
             let is_boundary = layout.owner != Interpreter::NONE
                 && u64::from(byte_at(at, layout.owner)?) >= layout.entry_owner;
@@ -74,7 +74,7 @@ impl PythonFunctions {
             if is_boundary || is_entry {
                 self.push(0);
             }
-            at = member(at, layout.previous)?;
+            at = word_at(at, layout.previous)?;
         }
         Some(())
     }
@@ -89,27 +89,27 @@ impl PythonFunctions {
 
 /// Returns the innermost frame of the calling thread.
 fn innermost(layout: &Interpreter) -> Option<u64> {
-    let mut interpreter = member(layout.runtime, layout.first_interpreter)?;
+    let mut interpreter = word_at(layout.runtime, layout.first_interpreter)?;
     let own = pthread_self();
     for _ in 0..INTERPRETERS_MAX {
         if interpreter == 0 {
             return None;
         }
-        let mut thread = member(interpreter, layout.first_thread)?;
+        let mut thread = word_at(interpreter, layout.first_thread)?;
         for _ in 0..THREADS_MAX {
             if thread == 0 {
                 break;
             }
-            if member(thread, layout.thread_id)? == own {
+            if word_at(thread, layout.thread_id)? == own {
                 let holder = match layout.c_frame {
                     Interpreter::NONE => thread,
-                    c_frame => member(thread, c_frame)?,
+                    c_frame => word_at(thread, c_frame)?,
                 };
-                return member(holder, layout.frame);
+                return word_at(holder, layout.frame);
             }
-            thread = member(thread, layout.next_thread)?;
+            thread = word_at(thread, layout.next_thread)?;
         }
-        interpreter = member(interpreter, layout.next_interpreter)?;
+        interpreter = word_at(interpreter, layout.next_interpreter)?;
     }
     None
 }
@@ -126,7 +126,7 @@ fn pthread_self() -> u64 {
     own
 }
 
-/// Leaves the names of a function, unless `memfold record` has them.
+/// Writes the names of a function to the ring, unless `memfold record` has them.
 fn note_name(
     ring: &SampleRing,
     layout: &Interpreter,
@@ -134,12 +134,12 @@ fn note_name(
     code: u64,
 ) -> Option<()> {
     let names = layout.names;
-    let (name, file) = (member(code, names.name)?, member(code, names.file)?);
-    let line = member(code, names.line)? & u64::from(u32::MAX);
-    let known = &NAMED[(code >> 4) as usize % KNOWN];
+    let (name, file) = (word_at(code, names.name)?, word_at(code, names.file)?);
+    let line = word_at(code, names.line)? & u64::from(u32::MAX);
+    let place = &NAMED[(code >> 4) as usize % PLACES];
     // Another function at the same address has other names.
-    let mark = mark([code, name, file, line]);
-    if known.load(Relaxed) == mark {
+    let hash = hash_of([code, name, file, line]);
+    if place.load(Relaxed) == hash {
         return None;
     }
     let mut text = [0; 2 * (TEXT_BYTES_MAX + 8)];
@@ -153,12 +153,12 @@ fn note_name(
         sample.add_words(&[u64::from_ne_bytes(*word)]);
     });
     sample.finish();
-    known.store(mark, Relaxed);
+    place.store(hash, Relaxed);
     Some(())
 }
 
 /// Returns a hash of words that isn't 0 (FNV-1a, by words).
-fn mark(words: [u64; 4]) -> u64 {
+fn hash_of(words: [u64; 4]) -> u64 {
     let hash = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
     words.into_iter().fold(0xcbf2_9ce4_8422_2325, hash) | 1
 }
@@ -166,14 +166,14 @@ fn mark(words: [u64; 4]) -> u64 {
 /// Reads an ASCII string object. Other characters become `?`. Returns the length of the text, which
 /// is cut off after `to.len()` bytes.
 fn read_text(layout: &Interpreter, object: u64, to: &mut [u8]) -> Option<usize> {
-    let len = (member(object, layout.unicode.len)? as usize).min(to.len());
+    let len = (word_at(object, layout.unicode.len)? as usize).min(to.len());
     read_bytes(object.wrapping_add(layout.unicode.ascii) as usize, &mut to[..len]).ok()?;
     to[..len].iter_mut().filter(|byte| !(b' '..0x7f).contains(*byte)).for_each(|byte| *byte = b'?');
     Some(len)
 }
 
 /// Reads the word at an offset of an object. Returns `None` if it can't be read.
-fn member(object: u64, offset: u64) -> Option<u64> {
+fn word_at(object: u64, offset: u64) -> Option<u64> {
     let mut bytes = [0; size_of::<u64>()];
     read_bytes(object.wrapping_add(offset) as usize, &mut bytes).ok()?;
     Some(u64::from_ne_bytes(bytes))
