@@ -6,7 +6,7 @@
 
 #define LEN (32 * UNIT)
 
-/* `mov $0,%eax; syscall`, which becomes a long jump. In the others the number is variable: the
+/* `mov $0,%eax; syscall`, which becomes a long jump. In the next three the number is variable: the
  * system call becomes a short jump to the padding behind a return, which is known by the call
  * before it, by instructions before it, or by traps behind it. */
 asm(".text\n"
@@ -20,7 +20,14 @@ asm(".text\n"
     ".balign 64\n"
     "trapped: xor %eax,%eax\n syscall\n mov $0,%ecx\n ret\n .fill 12,1,0xcc\n"
     ".balign 64\n nop\n");
-extern unsigned char number[], plain[], checked[], trapped[];
+/* As glibc's `opendir` opens. It becomes a long jump too. The system call lies in two pages. */
+asm(".text\n"
+    ".balign 4096\n .fill 4077,1,0xcc\n"
+    "opens: mov $0x80000,%edx\n mov $257,%eax\n mov %rdi,%rsi\n"
+    "opens_at: mov $0xffffff9c,%edi\n syscall\n ret\n"
+    ".balign 64\n nop\n");
+extern unsigned char number[], plain[], checked[], trapped[], opens_at[];
+extern int opens(const char *path);
 
 /* Each kind, and where its patch begins. */
 static const struct site {
@@ -83,7 +90,25 @@ static void reads(void) {
     for (int site = 0; site < SITES; site++) NEED(memcmp(first[site], sites[site].code + sites[site].patch, 8) != 0);
 }
 
+/* The paths are in folded memory. */
+static void opens_paths(void) {
+    static const char path[] = "/dev/zero";
+    unsigned char first = *opens_at;
+    memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NEED(memory != MAP_FAILED);
+    for (size_t i = 0; i < LEN; i += 8) *(uint64_t *)(memory + i) = i % 32 ? i : mix(i);
+    for (size_t i = 0; i < LEN; i += PAGE) memcpy(memory + i, path, sizeof path);
+    for (int round = 0; round < 1000; round++) {
+        const char *at = (char *)memory + mix(round) % (LEN / PAGE) * PAGE;
+        char byte = 1;
+        int file = opens(at);
+        NEED(file >= 0 && read(file, &byte, 1) == 1 && byte == 0 && close(file) == 0);
+        NEED(fcntl(file, F_GETFD) < 0 && memcmp(at, path, sizeof path) == 0);
+    }
+    NEED(opens("/no/such/path") == -ENOENT && *opens_at != first);
+}
+
 int main(int argc, char **argv) {
-    static const struct test all[] = {{"reads", reads}};
+    static const struct test all[] = {{"reads", reads}, {"opens", opens_paths}};
     return RUN_NAMED(argc, argv, all);
 }

@@ -5,9 +5,10 @@
 //! A site is patched when it has trapped often ([`counts`]), so that short programs copy no page of
 //! code. Other threads may run through the site meanwhile, and it isn't known which jumps lead
 //! there. There are two ways:
-//! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length. A
-//!   thread that is at the second instruction, or jumps there, traps as before. The jump is written
-//!   in three stores: a jump to itself, the last byte, the rest. None crosses a cache line.
+//! - In `mov $nr,%eax; syscall` a jump replaces the first instruction, which has the same length, and
+//!   is run elsewhere. A thread that is at the second instruction, or jumps there, traps as before. The
+//!   jump is written in three stores: a jump to itself, the last byte, the rest. None crosses a cache
+//!   line. The same is done with `mov $AT_FDCWD,%edi; syscall`, by which glibc's `opendir` opens.
 //! - Elsewhere a short jump replaces the two bytes of the system call, in one store. It leads to a
 //!   long jump in the padding after a return nearby ([`padding`]).
 //!
@@ -156,10 +157,10 @@ impl PatchedSites {
             return;
         }
         find_width();
-        if sets_number(site, nr) {
-            let Some(step) = self.steps.add(&text, Some(nr), after) else { return };
+        if let Some(mov) = mov_before(site, nr) {
+            let Some(step) = self.steps.add(&text, Some(&mov), after) else { return };
             go_by(step, after, (site, MOV_BYTES), |distance| {
-                // SAFETY: `sets_number` found that the five bytes at `site` are one whole
+                // SAFETY: `mov_before` found that the five bytes at `site` are one whole
                 // instruction, and that the first four lie in one line. `go_by` has made the page
                 // writable.
                 unsafe { replace(site, distance) };
@@ -218,42 +219,52 @@ fn go_by(step: usize, after: usize, jump: (usize, usize), write: impl FnOnce(i32
 
 /// Returns the addresses of the mapping that holds this code, if its sites may be patched: code
 /// from the file of the program, libc or the loader, as it was mapped. A page that was patched may
-/// be a mapping of its own.
+/// be a mapping of its own, so code at the border of two pages may lie in two mappings.
 fn text_of(code: Range<usize>) -> Option<Range<usize>> {
-    let (mut of_code, mut of_program) = (None, None);
+    let (mut begin, mut end, mut of_program) = (None, None, None);
     let entry = ENTRY.load(SeqCst);
     let outcome = each_area(|area| {
         let range = area.start..area.end;
-        if range.contains(&code.start) && code.end <= area.end {
-            of_code = Some(*area);
-        }
-        if range.contains(&entry) {
-            of_program = Some(*area);
-        }
+        let found = |at: usize| range.contains(&at).then_some(*area);
+        begin = begin.or(found(code.start));
+        end = end.or(found(code.end - 1));
+        of_program = of_program.or(found(entry));
         ControlFlow::Continue(())
     });
-    let area = of_code.filter(|_| outcome.is_ok())?;
-    let is_text = area.private && area.readable && !area.writable && area.executable;
-    let is_programs = area.inode != 0
-        && of_program.is_some_and(|its| (its.inode, its.name()) == (area.inode, area.name()));
-    (is_text && (is_programs || is_libc(&area))).then_some(area.start..area.end)
+    let (begin, end) = (begin.filter(|_| outcome.is_ok())?, end?);
+    let has_same_file =
+        |one: &Vma, other: &Vma| (one.inode, one.name()) == (other.inode, other.name());
+    let is_text = |area: &Vma| {
+        area.private
+            && area.readable
+            && !area.writable
+            && area.executable
+            && has_same_file(area, &begin)
+    };
+    // The code is shorter than a page, so no third mapping lies between the two.
+    let is_one = is_text(&begin) && is_text(&end);
+    let is_programs = begin.inode != 0 && of_program.is_some_and(|its| has_same_file(&its, &begin));
+    (is_one && (is_programs || is_libc(&begin))).then_some(begin.start..end.end)
 }
 
 /// The number of bytes before a site that are checked.
 const BEFORE: usize = 5;
 
-/// Returns whether the instruction before a system call only sets the call's number.
-fn sets_number(site: usize, nr: usize) -> bool {
+/// Returns the instruction before a system call if a jump may replace it: it only sets the call's
+/// number, or the directory `AT_FDCWD`.
+fn mov_before(site: usize, nr: usize) -> Option<[u8; MOV_BYTES]> {
     // SAFETY: `patch` has checked that the site lies in a text, with BEFORE bytes of the text
     // before it. The text stays mapped and readable.
     let bytes = unsafe { &*((site - BEFORE) as *const [u8; BEFORE + SITE_BYTES]) };
     let (before, site_bytes) = bytes.split_at(BEFORE);
-    nr < LOWEST / 2
-        && site % LINE_BYTES <= LINE_BYTES - 4
-        && site_bytes[0] == 0xb8
-        && site_bytes[1..MOV_BYTES] == (nr as u32).to_le_bytes()
-        && site_bytes[MOV_BYTES..] == SYSCALL
-        && !may_go_on(before)
+    let (mov, call) = site_bytes.split_first_chunk::<MOV_BYTES>()?;
+    let [operation, value @ ..] = *mov;
+    let sets_number = operation == 0xb8
+        && nr < LOWEST / 2
+        && value == (nr as u32).to_le_bytes()
+        && !may_go_on(before);
+    let is_whole = sets_number || is_cwd(before, mov);
+    (is_whole && call == SYSCALL && site % LINE_BYTES <= LINE_BYTES - 4).then_some(*mov)
 }
 
 /// Returns whether an area is of libc or the loader, of glibc or musl.
@@ -280,6 +291,27 @@ fn may_go_on(before: &[u8]) -> bool {
     let is_alone = matches!(last, 0x0f | 0x40..=0x4f | 0x8d | 0x8f | 0xc4 | 0xc5 | 0xf6 | 0xf7);
     let is_second = escape == 0x0f && matches!(last, 0x0d | 0x18..=0x1f | 0xb0 | 0xb1);
     is_alone || is_second || before.iter().any(|byte| matches!(byte, 0x64 | 0x65))
+}
+
+/// Returns whether `mov` is `mov $AT_FDCWD,%edi`, behind `mov %rdi,%rsi`, and no part of a longer
+/// instruction.
+///
+/// In a longer instruction 0xbf would be one of these, and none is possible behind these bytes:
+/// - The byte of operands behind the operation 0xfe. The processor refuses that, with any prefix that
+///   fits in front of 0x48.
+/// - The last byte of a number. 0x9c 0xff 0xff would follow, which the processor refuses.
+/// - A part of a number of four bytes. 0xff 0xff would follow, or 0xfe would be the byte of operands of
+///   an operation with such a number. 0x89 has none.
+/// - A part of the number of eight bytes that begins at 0x48, which is the only one behind which the
+///   system call begins. So no operation that has one stands in front of that.
+fn is_cwd(before: &[u8], mov: &[u8; MOV_BYTES]) -> bool {
+    const MOV_RDI_RSI: [u8; 3] = [0x48, 0x89, 0xfe];
+    let [operation, value @ ..] = *mov;
+    let [.., first, a, b, c] = *before else { return false };
+    operation == 0xbf
+        && value == libc::AT_FDCWD.to_le_bytes()
+        && [a, b, c] == MOV_RDI_RSI
+        && !matches!(first, 0xa0..=0xa3 | 0xb8..=0xbf)
 }
 
 /// Writes a jump over the five bytes at `site`.
@@ -344,13 +376,33 @@ mod tests {
     #[repr(align(64))]
     struct AlignedCode([u8; 16]);
 
-    fn is_site(before: &[u8], nr: u32) -> bool {
+    fn is_mov(before: &[u8], operation: u8, value: u32, nr: u32) -> bool {
         let (mut code, start) = (AlignedCode([0x90; 16]), BEFORE);
         code.0[start - before.len()..start].copy_from_slice(before);
-        code.0[start] = 0xb8;
-        code.0[start + 1..start + MOV_BYTES].copy_from_slice(&nr.to_le_bytes());
+        code.0[start] = operation;
+        code.0[start + 1..start + MOV_BYTES].copy_from_slice(&value.to_le_bytes());
         code.0[start + MOV_BYTES..start + SITE_BYTES].copy_from_slice(&SYSCALL);
-        sets_number(code.0.as_ptr() as usize + start, nr as usize)
+        mov_before(code.0.as_ptr() as usize + start, nr as usize).is_some()
+    }
+
+    fn is_site(before: &[u8], nr: u32) -> bool {
+        is_mov(before, 0xb8, nr, nr)
+    }
+
+    #[test]
+    fn directory_is_set_by_a_whole_instruction() {
+        const CWD: u32 = libc::AT_FDCWD as u32;
+        // mov %rdi,%rsi, also behind another instruction
+        let behind = |before: &[u8]| is_mov(before, 0xbf, CWD, 257);
+        assert!(behind(&[0x48, 0x89, 0xfe]) && behind(&[0x01, 0x48, 0x89, 0xfe]));
+        // movabs of these bytes; mov %edi,-100(%rdi); mov %edi,%esi
+        assert!(!behind(&[0xb8, 0x48, 0x89, 0xfe]) && !behind(&[0x89]) && !behind(&[0x89, 0xfe]));
+        // Another number, another register, and the number of a call
+        assert!(
+            !is_mov(&[0x48, 0x89, 0xfe], 0xbf, 3, 3)
+                && !is_mov(&[0x48, 0x89, 0xfe], 0xbe, CWD, 257)
+        );
+        assert!(!is_mov(&[0x48, 0x89, 0xfe], 0xb8, CWD, 257));
     }
 
     #[test]

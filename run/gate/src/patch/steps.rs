@@ -27,7 +27,7 @@ const STEP_BYTES: usize = 160;
 const SYSCALL_BYTES: usize = 2;
 const ENTRY: usize = 8;
 const KNOWN_AT: usize = 16;
-const SET_NUMBER: usize = 40;
+const MOV: usize = 40;
 const FIND: usize = 45;
 
 const PLACES: usize = 1024;
@@ -65,7 +65,7 @@ global_asm!(
     " syscall",
     " ud2",
     " .balign 8",
-    // SET_NUMBER
+    // MOV
     " mov $0x7fffffff,%eax",
     // FIND
     " rdfsbase %r11",
@@ -186,12 +186,13 @@ impl Steps {
         Steps { used: [0; GROUPS] }
     }
 
-    /// Makes a step within the reach of jumps from the code around a site, which is `text`. Returns the address to jump to, or `None` if there is no room. The step sets the call's
-    /// number, if `nr` is given, and the program continues at `site_end`.
+    /// Makes a step within the reach of jumps from the code around a site, which is `text`. Returns the
+    /// address to jump to, or `None` if there is no room. The step first runs `mov`, the instruction
+    /// that the jump to it replaces, if it replaces one. The program continues at `site_end`.
     pub fn add(
         &mut self,
         text: &Range<usize>,
-        nr: Option<usize>,
+        mov: Option<&[u8; FIND - MOV]>,
         site_end: usize,
     ) -> Option<usize> {
         let group = self.group_near(text, site_end)?;
@@ -214,12 +215,12 @@ impl Steps {
         copy(0, &site_end.to_le_bytes());
         copy(ENTRY, &entry::entry().to_le_bytes());
         copy(KNOWN_AT, &known.to_le_bytes());
-        copy(FIND - size_of::<u32>(), &(nr.unwrap_or_default() as u32).to_le_bytes());
+        mov.iter().for_each(|mov| copy(MOV, *mov));
         // SAFETY: the bytes lie in a group, which is writable now. No site leads there yet, so no
         // thread runs them.
         unsafe { core::ptr::copy_nonoverlapping(step.as_ptr(), at as *mut u8, STEP_BYTES) };
         protect(start, GROUP_BYTES, false);
-        Some(at + if nr.is_some() { SET_NUMBER } else { FIND })
+        Some(at + if mov.is_some() { MOV } else { FIND })
     }
 
     /// Makes the first group near the code at `text`, before other memory takes the place.
@@ -273,7 +274,7 @@ mod tests {
         const SYSCALL: [u8; 2] = [0x0f, 0x05];
         assert_eq!(bytes[STEP_CALL..][..2], SYSCALL);
         assert_eq!(bytes[STEP_DONE..][..2], SYSCALL);
-        assert_eq!(bytes[SET_NUMBER..][..5], [0xb8, 0xff, 0xff, 0xff, 0x7f]);
+        assert_eq!(bytes[MOV..FIND], [0xb8, 0xff, 0xff, 0xff, 0x7f]);
         // rdfsbase %r11
         assert_eq!(bytes[FIND..][..5], [0xf3, 0x49, 0x0f, 0xae, 0xc3]);
     }
