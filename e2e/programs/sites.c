@@ -1,6 +1,6 @@
 /* Reads into folded memory by system calls of the program's own code. memfold patches such sites
  * when they are used often: each kind is shown to have been patched. A call must change nothing
- * but its result: no vector register, and no byte below the stack pointer, where a small stack of
+ * but its result: no vector or mask register, and no byte below the stack pointer, where a small stack of
  * another language may end. Prints "right". */
 #include "common.h"
 
@@ -27,13 +27,14 @@ static const struct site {
     unsigned char *code;
     int patch;
 } sites[] = {{number, 0}, {plain, 2}, {checked, 2}, {trapped, 2}};
-enum { SITES = sizeof sites / sizeof *sites, BELOW = 4096, VECTORS = 32 * 64 };
+enum { SITES = sizeof sites / sizeof *sites, BELOW = 4096, VECTORS = 32 * 64, MASKS = 8 * 8, WITH_MASKS = 65 };
 
 static unsigned char *memory;
 
 /* Calls `code` as a function with the arguments of read, on a stack that begins at `top`. Loads
- * vector registers from `before`, and stores them to `after`: all of `width` 64 or 32 bytes. */
-__attribute__((target("avx2,avx512f"), noinline)) static long call_on(const unsigned char *code, char *top, int file, void *to, size_t len,
+ * vector registers from `before`, and stores them to `after`: all of `width` 64 or 32 bytes, and the
+ * mask registers if it is WITH_MASKS. */
+__attribute__((target("avx2,avx512f,avx512bw"), noinline)) static long call_on(const unsigned char *code, char *top, int file, void *to, size_t len,
                                                                      const void *before, void *after, int width) {
     register const unsigned char *site asm("r12") = code;
     register const void *in asm("r13") = before;
@@ -43,30 +44,34 @@ __attribute__((target("avx2,avx512f"), noinline)) static long call_on(const unsi
     long result, a = file, b = (long)to, c = len;
     asm volatile("cmp $64, %%ebx; jb 1f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31; vmovdqu64 64*\\n(%%r13), %%zmm\\n; .endr\n\t"
+                 "cmp $65, %%ebx; jb 2f; .irp n,0,1,2,3,4,5,6,7; kmovq 64*32+8*\\n(%%r13), %%k\\n; .endr\n\t"
                  "jmp 2f; 1: cmp $32, %%ebx; jb 2f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15; vmovdqu 32*\\n(%%r13), %%ymm\\n; .endr\n\t"
                  "2: xchg %%rsp, %%r15; call *%%r12; xchg %%rsp, %%r15\n\t"
                  "cmp $64, %%ebx; jb 1f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31; vmovdqu64 %%zmm\\n, 64*\\n(%%r14); .endr\n\t"
+                 "cmp $65, %%ebx; jb 2f; .irp n,0,1,2,3,4,5,6,7; kmovq %%k\\n, 64*32+8*\\n(%%r14); .endr\n\t"
                  "jmp 2f; 1: cmp $32, %%ebx; jb 2f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15; vmovdqu %%ymm\\n, 32*\\n(%%r14); .endr\n\t"
                  "2:"
                  : "=a"(result), "+D"(a), "+S"(b), "+d"(c), "+r"(stack)
                  : "r"(site), "r"(in), "r"(out), "r"(wide)
                  : "rcx", "r11", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "k1", "k2", "k3", "k4", "k5", "k6", "k7");
     return result;
 }
 
 static void reads(void) {
-    static unsigned char before[VECTORS], after[VECTORS], bytes[PAGE];
+    static unsigned char before[VECTORS + MASKS], after[VECTORS + MASKS], bytes[PAGE];
     static char stack[2 * BELOW] __attribute__((aligned(64)));
     unsigned char first[SITES][8];
     int width = __builtin_cpu_supports("avx512f") ? 64 : __builtin_cpu_supports("avx2") ? 32 : 0;
+    int compared = width == 64 ? VECTORS : width * 16;
+    if (__builtin_cpu_supports("avx512bw")) width = WITH_MASKS, compared = VECTORS + MASKS;
     int file = open("/proc/self/exe", O_RDONLY);
     memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     NEED(file >= 0 && memory != MAP_FAILED && pread(file, bytes, PAGE, 0) == PAGE);
-    for (size_t i = 0; i < VECTORS; i++) before[i] = mix(i);
+    for (size_t i = 0; i < sizeof before; i++) before[i] = mix(i);
     for (size_t i = 0; i < LEN; i += 8) *(uint64_t *)(memory + i) = i % 32 ? i : mix(i);
     for (int site = 0; site < SITES; site++) memcpy(first[site], sites[site].code + sites[site].patch, 8);
     for (int round = 0; round < 1000; round++)
@@ -77,7 +82,7 @@ static void reads(void) {
             NEED(lseek(file, 0, SEEK_SET) == 0);
             NEED(call_on(sites[site].code, stack + BELOW + 8, file, to, PAGE, before, after, width) == PAGE);
             NEED(memcmp(to, bytes, PAGE) == 0);
-            NEED(memcmp(before, after, width == 64 ? VECTORS : width * 16) == 0);
+            NEED(memcmp(before, after, compared) == 0);
             for (int i = 0; i < BELOW; i++) NEED(stack[i] == 0x5a);
         }
     for (int site = 0; site < SITES; site++) NEED(memcmp(first[site], sites[site].code + sites[site].patch, 8) != 0);
