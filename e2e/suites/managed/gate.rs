@@ -550,6 +550,8 @@ fn program_dispatches_its_own_system_calls_as_without_memfold() {
 #[test]
 fn patched_sites_of_the_program_change_nothing_else() {
     assert_right("sites", 8, &["reads"]);
+    // This codec uses mask registers.
+    assert_all_right("", &[FLAGS, &["--codec", "delta"]].concat(), "sites", 8, &["reads"]);
 }
 
 #[test]

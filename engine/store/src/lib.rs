@@ -14,6 +14,7 @@ extern crate alloc;
 mod handle;
 mod hash;
 mod format;
+mod history;
 mod dictionary;
 mod codec;
 mod batch;

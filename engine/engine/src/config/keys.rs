@@ -102,7 +102,7 @@ keys! {
 
     /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
     codec: String = "lz4".to_string(), kind::TEXT;
-    Users "codec" "NAME[:LEVEL]" "lz4" "Compression: lz4, lz4hc, zstd, deflate or none; :LEVEL is optional; add +shuffle for arrays of numbers";
+    Users "codec" "NAME[:LEVEL]" "lz4" "Compression: lz4, lz4hc, zstd, deflate, delta or none; :LEVEL is optional; add +shuffle for arrays of numbers";
 
     /// Dictionaries (Z8).
     canned: DictionarySource = DictionarySource::Off, kind::CANNED;

@@ -172,6 +172,8 @@ mod tests {
             "zstd:19",
             "deflate",
             "deflate:12",
+            "delta",
+            "delta+shuffle",
             "none",
             "none+shuffle",
             "lz4+shuffle",
@@ -187,7 +189,7 @@ mod tests {
         let text = CodecSpec::parse("lzma").unwrap_err().to_string();
         assert_eq!(
             text,
-            "unknown codec `lzma`. Valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each also with +shuffle for arrays of numbers"
+            "unknown codec `lzma`. Valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], delta, each also with +shuffle for arrays of numbers"
         );
         let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
         assert_eq!(text, "codec `zstd:20`: zstd has levels from -7 to 19");
