@@ -147,7 +147,7 @@ pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), Comm
         .read_to_end(&mut bytes)
         .map_err(|e| fail(&program::plain(&e)))?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
-    if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
+    if codec.name() != "zstd" && dictionary.kind() != DictionaryKind::Raw {
         return Err(fail(
             &"this dictionary is for zstd. Make one with `memfold dict train --codec lz4`.",
         ));

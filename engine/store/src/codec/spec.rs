@@ -67,9 +67,9 @@ impl CodecSpec {
         self.shuffles
     }
 
-    /// Returns whether it can compress with a dictionary: lz4 and zstd can.
+    /// Returns whether it can compress with a dictionary: lz4 and zstd can, and delta by lz4.
     pub fn takes_dictionaries(&self) -> bool {
-        matches!(self.name(), "lz4" | "zstd")
+        matches!(self.name(), "lz4" | "zstd" | "delta")
     }
 
     /// Returns whether the start of a block can be loaded without decompressing all of it

@@ -21,7 +21,8 @@
 //!
 //! A page is stored raw, by its lines, or by LZ4. Most text does not repeat at fixed distances. A block
 //! whose pages mostly look like text (`text.rs`) is compressed as one by LZ4. So is a block that is not
-//! whole pages, and every block where the processor has no fast instructions for this codec.
+//! whole pages, and every block where the processor has no fast instructions for this codec. With a
+//! dictionary, the output is LZ4's, in its own format.
 mod layout;
 mod votes;
 mod avx2;
@@ -96,10 +97,13 @@ impl Encoder for DeltaEncoder {
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        _dictionary: Option<&DigestedDictionary>,
+        dictionary: Option<&DigestedDictionary>,
     ) -> EncodeResult {
         // SAFETY: as the caller says; whole pages where the encoder of pages needs them.
         unsafe {
+            if dictionary.is_some() {
+                return self.whole.encode(src, dst, dictionary);
+            }
             if !self.pages.encodes() || src.len == 0 || !src.len.is_multiple_of(PAGE_SIZE) {
                 return self.encode_whole(src, dst);
             }

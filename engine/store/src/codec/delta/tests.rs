@@ -81,6 +81,85 @@ fn damaged_pages_are_refused_or_decoded_alike_within_bounds() {
     assert!(refused_count > 1000 || Form::best() == Form::Plain, "only {refused_count}");
 }
 
+/// A page of memory between two that can't be touched.
+struct GuardedPage(*mut u8);
+
+impl GuardedPage {
+    fn new() -> GuardedPage {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice; the page in its middle becomes
+        // writable.
+        unsafe {
+            let none = libc::PROT_NONE;
+            let start = libc::mmap(core::ptr::null_mut(), 3 * PAGE_SIZE, none, flags, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            let page = start.cast::<u8>().add(PAGE_SIZE);
+            let writable = libc::PROT_READ | libc::PROT_WRITE;
+            assert_eq!(libc::mprotect(page.cast(), PAGE_SIZE, writable), 0);
+            GuardedPage(page)
+        }
+    }
+
+    /// Copies bytes to the end of the page, or to its start.
+    fn put(&mut self, bytes: &[u8], to_end: bool) -> &[u8] {
+        let at = if to_end { PAGE_SIZE - bytes.len() } else { 0 };
+        // SAFETY: the bytes fit the page, which belongs to this value.
+        unsafe {
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.add(at), bytes.len());
+            core::slice::from_raw_parts(self.0.add(at), bytes.len())
+        }
+    }
+}
+
+/// Decodes damaged payloads with every form, with memory beside payload and page that can't be
+/// touched. Returns how many were decoded, and how many of these were refused.
+fn decode_damaged(rounds: usize, seed: u64) -> (u64, u64) {
+    let mut random = Random::new(seed);
+    let (mut input, output) = (GuardedPage::new(), GuardedPage::new());
+    let (mut decoded_count, mut refused_count) = (0, 0);
+    let mut payloads = Vec::new();
+    for round in 0..rounds {
+        if round % 1000 == 0 || payloads.is_empty() {
+            payloads = (0..20).flat_map(|_| round_trip(&page(&mut random))).collect();
+            continue;
+        }
+        let mut damaged = payloads[round % payloads.len()].clone();
+        let word = random.word();
+        if word & 7 == 0 {
+            damaged.truncate((word >> 8) as usize % damaged.len());
+        }
+        for change in 0..1 + (word >> 3 & 3) {
+            let (len, word) = (damaged.len(), word.rotate_right(12 * change as u32));
+            // Every second one in the last bytes, which say where the others are.
+            let back = if word & 1 == 0 { TAIL } else { PACKED_MAX };
+            if len > 0 {
+                damaged[len - 1 - (word >> 20) as usize % len.min(back)] ^= 1 << (word >> 8 & 7);
+            }
+        }
+        let payload = input.put(&damaged, word >> 5 & 1 == 0);
+        // SAFETY: the page of `output` is writable, and only this function has it.
+        let mut results = Form::all().map(|form| unsafe { form.decode(payload, output.0) });
+        let is_whole = results.next().expect("there is one");
+        assert!(results.all(|other| other == is_whole), "the forms disagree");
+        decoded_count += Form::all().count() as u64;
+        refused_count += !is_whole as u64;
+    }
+    (decoded_count, refused_count)
+}
+
+#[test]
+fn damaged_payloads_are_decoded_within_their_bounds() {
+    let (decoded_count, refused_count) = decode_damaged(20_000, 6);
+    assert!(refused_count > 1000 && refused_count * 10 < decoded_count * 9, "{refused_count}");
+}
+
+#[test]
+#[ignore = "more of the kind: make torture"]
+fn a_hundred_million_damaged_payloads_are_decoded_within_their_bounds() {
+    let (decoded_count, refused_count) = decode_damaged(34_000_000, 7);
+    println!("{decoded_count} decoded, {refused_count} of {} refused", decoded_count / 3);
+}
+
 #[test]
 fn encoders_stay_within_their_room_and_limit() {
     let mut random = Random::new(3);

@@ -80,6 +80,8 @@ fn m7_pages_in_place_use_the_cache_only_where_the_codec_goes_on() {
         ("lz4", &real, false),
         ("lz4hc", &real, false),
         ("none", &real, false),
+        ("delta", &real, false),
+        ("delta", &numbers(), false),
         ("zstd", &real, true),
         ("zstd:-5", &real, true),
         ("deflate", &real, true),
@@ -104,6 +106,39 @@ fn m7_pages_in_place_use_the_cache_only_where_the_codec_goes_on() {
         let loads = store.stats().events.loads[2];
         assert_eq!(loads, if is_cached { 1 } else { 5 }, "{codec}");
     }
+}
+
+#[test]
+fn pages_beside_same_filled_ones_load_alone() {
+    let store = store_with(|c| {
+        c.codec = CodecSpec::parse("delta").unwrap();
+        c.block_order = order(3);
+    });
+    let mut w = store.worker();
+    for same_bits in [0b0000_0000u8, 0b0010_0100, 0b1100_0001, 0b0101_0101, 0b0111_1111] {
+        let mut folio = Pages::new(8);
+        (0..8).for_each(|page| {
+            let is_same = same_bits >> page & 1 != 0;
+            for (at, word) in folio.page_mut(page).chunks_exact_mut(8).enumerate() {
+                let value = if is_same { page } else { 4096 * page + 48 * at };
+                word.copy_from_slice(&value.to_ne_bytes());
+            }
+        });
+        let handle = save(&store, &mut w, &folio, order(3), 1).unwrap()[0];
+        for first in 0..8 {
+            for last in first + 1..=8 {
+                let expected = &folio.bytes()[first * PAGE_SIZE..last * PAGE_SIZE];
+                let (bytes, _) = load_in_place(&store, &mut w, handle, order(3), first..last);
+                assert!(bytes == expected, "{same_bits:b}, {first}..{last} in place");
+                let bytes = load_page(&store, &mut w, handle, order(3), first, last - first);
+                assert!(bytes == expected, "{same_bits:b}, {first}..{last}");
+            }
+        }
+        store.free(handle);
+    }
+    let events = store.stats().events;
+    assert_eq!((events.block_cache_hits, events.block_cache_misses), (0, 0));
+    store.check().unwrap();
 }
 
 #[test]

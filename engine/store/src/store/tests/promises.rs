@@ -14,7 +14,8 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 #[test]
 fn z1_z8_all_orders_and_codecs_return_their_bytes() {
     let mut random = Random::new(1);
-    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
+    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate", "delta"]
+    {
         for block in 0..=9 {
             let store = store_with(|c| {
                 c.codec = CodecSpec::parse(spec).unwrap();
