@@ -32,6 +32,12 @@ const _: () = assert!(DECODERS <= CANNED as usize);
 const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SHUFFLED as usize);
 const _: () = assert!(SHUFFLED as usize + DECODERS <= SAME as usize);
 
+/// Returns the most bytes that a block may compress to; above, it is stored raw ("huge"): 15/16 of
+/// its size.
+pub const fn huge_threshold(block_bytes: usize) -> usize {
+    block_bytes / 16 * 15
+}
+
 /// Returns whether a page of a block can be had without decompressing all of it: with the pages before
 /// it, or alone.
 pub fn stops_early(format: u8) -> bool {

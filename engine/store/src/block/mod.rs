@@ -23,7 +23,7 @@ use crate::block::same_filled::{fill, pattern_of};
 use crate::block::set::BlockSet;
 use crate::block::shuffle::plan::ShufflePlan;
 use crate::codec::{CodecError, CodecInput, CodecOutput, DigestedDictionary, Encoder};
-use crate::format;
+use crate::format::{self, huge_threshold};
 use crate::history::ShrinkHistory;
 use crate::pool::entry::ObjectHeader;
 use alloc::boxed::Box;
@@ -37,12 +37,6 @@ const MODE_ONE: u8 = 1;
 const MODE_EACH: u8 = 2;
 /// The longest list of same-filled pages.
 const HEAD_MAX: usize = 1 + MAX_PAGES / 8 + 8 * MAX_PAGES;
-
-/// Returns the most bytes that a block may compress to; above, it is stored raw ("huge"): 15/16 of
-/// its size.
-pub const fn huge_threshold(block_bytes: usize) -> usize {
-    block_bytes / 16 * 15
-}
 
 /// Buffers for encoding, allocated once.
 pub(crate) struct EncodeScratch {

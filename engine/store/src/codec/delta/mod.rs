@@ -42,6 +42,7 @@ use super::coder::{
 };
 use super::dictionary::DigestedDictionary;
 use super::lz4;
+use crate::format::huge_threshold;
 use alloc::boxed::Box;
 use core::ops::Range;
 use memfold_os::units::PAGE_SIZE;
@@ -107,13 +108,15 @@ impl Encoder for DeltaEncoder {
             if !self.pages.encodes() || src.len == 0 || !src.len.is_multiple_of(PAGE_SIZE) {
                 return self.encode_whole(src, dst);
             }
-            if pages::looks_like_text(src) {
-                let size = self.encode_whole(src, dst)?;
-                if size.is_some_and(|size| size <= src.len / 4 * 3) {
+            let is_text = pages::looks_like_text(src);
+            if is_text {
+                let room = dst.len.min(huge_threshold(src.len));
+                let size = self.encode_whole(src, CodecOutput { at: dst.at, len: room })?;
+                if size.is_some() {
                     return Ok(size);
                 }
             }
-            self.pages.encode(src, dst)
+            self.pages.encode(src, dst, is_text)
         }
     }
 

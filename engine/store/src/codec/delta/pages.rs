@@ -1,11 +1,12 @@
 //! Blocks of pages: which of three ways makes a page smallest, and the table of the pages.
 use super::form::Form;
-use super::layout::{PACKED_MAX, ROOM};
+use super::layout::ROOM;
 use super::text::has_dense_words;
 use super::votes::Scratch;
 use super::{DAMAGED, PAGES};
 use crate::codec::coder::{CodecInput, CodecOutput, DecodeResult, Decoder, EncodeResult, Encoder};
 use crate::codec::lz4;
+use crate::format::huge_threshold;
 use crate::history::ShrinkHistory;
 use alloc::boxed::Box;
 use memfold_os::units::PAGE_SIZE;
@@ -19,6 +20,8 @@ const _: () = assert!(PAGE_SIZE < 1 << LEN_BITS);
 
 /// A page that takes more than this by its lines may be smaller by LZ4. LZ4 takes 4 us to tell.
 const OPEN_MAX: usize = 2048;
+/// The most bytes of a page by LZ4.
+const LZ4_MAX: usize = huge_threshold(PAGE_SIZE);
 /// LZ4 loads slower, so it must be smaller by this part.
 const LZ4_WORTH: usize = 8;
 
@@ -65,11 +68,16 @@ impl PageEncoder {
         self.form.encodes()
     }
 
-    /// Encodes a block of whole pages.
+    /// Encodes a block of whole pages. `is_dense`: LZ4 did not make it much smaller as one.
     ///
     /// # Safety
     /// - As for [`Encoder::encode`].
-    pub unsafe fn encode(&mut self, src: CodecInput, dst: CodecOutput) -> EncodeResult {
+    pub unsafe fn encode(
+        &mut self,
+        src: CodecInput,
+        dst: CodecOutput,
+        is_dense: bool,
+    ) -> EncodeResult {
         let pages = src.len / PAGE_SIZE;
         let mut len = 1 + 2 * pages;
         if dst.len < len {
@@ -82,7 +90,9 @@ impl PageEncoder {
             unsafe {
                 let from = src.at.add(page * PAGE_SIZE);
                 let rest = CodecOutput { at: dst.at.add(len), len: dst.len - len };
-                let Some((kind, size)) = self.encode_page(from, rest)? else { return Ok(None) };
+                let Some((kind, size)) = self.encode_page(from, rest, is_dense)? else {
+                    return Ok(None);
+                };
                 let entry = (size as u16 | kind << LEN_BITS).to_le_bytes();
                 dst.at.add(1 + 2 * page).cast::<[u8; 2]>().write(entry);
                 len += size;
@@ -99,11 +109,16 @@ impl PageEncoder {
         &mut self,
         page: *const u8,
         dst: CodecOutput,
+        is_dense: bool,
     ) -> Result<Option<(u16, usize)>, super::CodecError> {
         // SAFETY: as the caller says, here and below.
         let (by_lines, by_lz4) = unsafe {
             if has_dense_words(page) {
-                let by_lz4 = self.encode_lz4(page, PACKED_MAX)?;
+                let is_tried = !is_dense || self.lz4_history.tries();
+                let by_lz4 = if is_tried { self.encode_lz4(page, LZ4_MAX)? } else { None };
+                if is_dense && is_tried {
+                    self.lz4_history.note(by_lz4.is_some());
+                }
                 let is_open = by_lz4.is_none() && self.lines_history.tries();
                 let by_lines = if is_open { self.encode_lines(page, dst) } else { None };
                 if is_open {
@@ -112,9 +127,9 @@ impl PageEncoder {
                 (by_lines, by_lz4)
             } else {
                 let by_lines = self.encode_lines(page, dst);
-                let size = by_lines.unwrap_or(PACKED_MAX);
-                let is_open = size > OPEN_MAX && self.lz4_history.tries();
-                let room = size - size / LZ4_WORTH;
+                let is_open =
+                    by_lines.is_none_or(|size| size > OPEN_MAX) && self.lz4_history.tries();
+                let room = by_lines.map_or(LZ4_MAX, |size| size - size / LZ4_WORTH);
                 let by_lz4 = if is_open { self.encode_lz4(page, room)? } else { None };
                 if is_open {
                     self.lz4_history.note(by_lz4.is_some());
