@@ -104,9 +104,9 @@ impl CodecSpec {
 }
 
 impl Default for CodecSpec {
-    /// Returns lz4 at acceleration 1.
+    /// Returns delta.
     fn default() -> CodecSpec {
-        CodecSpec::parse("lz4").expect("lz4 is in the table")
+        CodecSpec::parse("delta").expect("delta is in the table")
     }
 }
 
@@ -181,7 +181,8 @@ mod tests {
         ] {
             assert_eq!(CodecSpec::parse(text).unwrap().to_string(), text);
         }
-        assert_eq!(CodecSpec::parse("lz4:1").unwrap(), CodecSpec::default());
+        assert_eq!(CodecSpec::parse("lz4:1"), CodecSpec::parse("lz4"));
+        assert_eq!(CodecSpec::parse("delta").unwrap(), CodecSpec::default());
     }
 
     #[test]

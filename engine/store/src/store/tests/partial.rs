@@ -21,6 +21,7 @@ fn load_page(
 fn m7_pages_of_a_block_come_from_one_decompression() {
     for cached_blocks in [0, 1, 4] {
         let store = store_with(|c| {
+            c.codec = CodecSpec::parse("lz4").unwrap();
             c.block_order = order(4);
             c.cached_blocks = cached_blocks;
         });
@@ -158,7 +159,10 @@ fn m7_cached_blocks_count_as_held_from_their_first_use() {
 
 #[test]
 fn m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced() {
-    let store = store_with(|c| c.cached_blocks = 2);
+    let store = store_with(|c| {
+        c.codec = CodecSpec::parse("lz4").unwrap();
+        c.cached_blocks = 2;
+    });
     let mut w = store.worker();
     let blocks: Vec<_> = (0..3)
         .map(|i| {
