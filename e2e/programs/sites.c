@@ -1,6 +1,6 @@
 /* Reads into folded memory by system calls of the program's own code. memfold patches such sites
  * when they are used often: each kind is shown to have been patched. A call must change nothing
- * but its result: no vector register, and no byte below the stack pointer, where a small stack of
+ * but its result: no vector or mask register, and no byte below the stack pointer, where a small stack of
  * another language may end. Prints "right". */
 #include "common.h"
 
@@ -20,13 +20,18 @@ asm(".text\n"
     ".balign 64\n"
     "trapped: xor %eax,%eax\n syscall\n mov $0,%ecx\n ret\n .fill 12,1,0xcc\n"
     ".balign 64\n nop\n");
+/* mlock. */
+asm(".text\n"
+    ".balign 64\n"
+    "locks: mov $149,%eax\n syscall\n ret\n"
+    ".balign 64\n nop\n");
 /* As glibc's `opendir` opens. It becomes a long jump too. The system call lies in two pages. */
 asm(".text\n"
     ".balign 4096\n .fill 4077,1,0xcc\n"
     "opens: mov $0x80000,%edx\n mov $257,%eax\n mov %rdi,%rsi\n"
     "opens_at: mov $0xffffff9c,%edi\n syscall\n ret\n"
     ".balign 64\n nop\n");
-extern unsigned char number[], plain[], checked[], trapped[], opens_at[];
+extern unsigned char number[], plain[], checked[], trapped[], locks[], opens_at[];
 extern int opens(const char *path);
 
 /* Each kind, and where its patch begins. */
@@ -34,58 +39,75 @@ static const struct site {
     unsigned char *code;
     int patch;
 } sites[] = {{number, 0}, {plain, 2}, {checked, 2}, {trapped, 2}};
-enum { SITES = sizeof sites / sizeof *sites, BELOW = 4096, VECTORS = 32 * 64 };
+enum { SITES = sizeof sites / sizeof *sites, BELOW = 4096, VECTORS = 32 * 64, MASKS = 8 * 8, WITH_MASKS = 65 };
 
 static unsigned char *memory;
 
-/* Calls `code` as a function with the arguments of read, on a stack that begins at `top`. Loads
- * vector registers from `before`, and stores them to `after`: all of `width` 64 or 32 bytes. */
-__attribute__((target("avx2,avx512f"), noinline)) static long call_on(const unsigned char *code, char *top, int file, void *to, size_t len,
+/* Calls `code` as a function with these arguments, on a stack that begins at `top`. Loads
+ * vector registers from `before`, and stores them to `after`: all of `width` 64 or 32 bytes, and the
+ * mask registers if it is WITH_MASKS. */
+__attribute__((target("avx2,avx512f,avx512bw"), noinline)) static long call_on(const unsigned char *code, char *top, long first, long second, size_t third,
                                                                      const void *before, void *after, int width) {
     register const unsigned char *site asm("r12") = code;
     register const void *in asm("r13") = before;
     register void *out asm("r14") = after;
     register char *stack asm("r15") = top;
     register long wide asm("rbx") = width;
-    long result, a = file, b = (long)to, c = len;
+    long result, a = first, b = second, c = third;
     asm volatile("cmp $64, %%ebx; jb 1f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31; vmovdqu64 64*\\n(%%r13), %%zmm\\n; .endr\n\t"
+                 "cmp $65, %%ebx; jb 2f; .irp n,0,1,2,3,4,5,6,7; kmovq 64*32+8*\\n(%%r13), %%k\\n; .endr\n\t"
                  "jmp 2f; 1: cmp $32, %%ebx; jb 2f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15; vmovdqu 32*\\n(%%r13), %%ymm\\n; .endr\n\t"
                  "2: xchg %%rsp, %%r15; call *%%r12; xchg %%rsp, %%r15\n\t"
                  "cmp $64, %%ebx; jb 1f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31; vmovdqu64 %%zmm\\n, 64*\\n(%%r14); .endr\n\t"
+                 "cmp $65, %%ebx; jb 2f; .irp n,0,1,2,3,4,5,6,7; kmovq %%k\\n, 64*32+8*\\n(%%r14); .endr\n\t"
                  "jmp 2f; 1: cmp $32, %%ebx; jb 2f\n\t"
                  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15; vmovdqu %%ymm\\n, 32*\\n(%%r14); .endr\n\t"
                  "2:"
                  : "=a"(result), "+D"(a), "+S"(b), "+d"(c), "+r"(stack)
                  : "r"(site), "r"(in), "r"(out), "r"(wide)
                  : "rcx", "r11", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
-                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
+                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "k1", "k2", "k3", "k4", "k5", "k6", "k7");
     return result;
 }
 
-static void reads(void) {
-    static unsigned char before[VECTORS], after[VECTORS], bytes[PAGE];
+/* Calls `code` as `call_on` does, and checks that nothing has changed but the result. */
+static long call_site(const unsigned char *code, long first, long second, size_t third) {
+    static unsigned char before[VECTORS + MASKS], after[VECTORS + MASKS];
     static char stack[2 * BELOW] __attribute__((aligned(64)));
-    unsigned char first[SITES][8];
     int width = __builtin_cpu_supports("avx512f") ? 64 : __builtin_cpu_supports("avx2") ? 32 : 0;
-    int file = open("/proc/self/exe", O_RDONLY);
+    int compared = width == 64 ? VECTORS : width * 16;
+    if (__builtin_cpu_supports("avx512bw")) width = WITH_MASKS, compared = VECTORS + MASKS;
+    for (size_t i = 0; i < sizeof before; i++) before[i] = mix(i);
+    /* All but the return address of the call. */
+    memset(stack, 0x5a, sizeof stack);
+    long result = call_on(code, stack + BELOW + 8, first, second, third, before, after, width);
+    NEED(memcmp(before, after, compared) == 0);
+    for (int i = 0; i < BELOW; i++) NEED(stack[i] == 0x5a);
+    return result;
+}
+
+static void map_memory(void) {
     memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    NEED(file >= 0 && memory != MAP_FAILED && pread(file, bytes, PAGE, 0) == PAGE);
-    for (size_t i = 0; i < VECTORS; i++) before[i] = mix(i);
+    NEED(memory != MAP_FAILED);
     for (size_t i = 0; i < LEN; i += 8) *(uint64_t *)(memory + i) = i % 32 ? i : mix(i);
+}
+
+static void reads(void) {
+    static unsigned char bytes[PAGE];
+    unsigned char first[SITES][8];
+    int file = open("/proc/self/exe", O_RDONLY);
+    map_memory();
+    NEED(file >= 0 && pread(file, bytes, PAGE, 0) == PAGE);
     for (int site = 0; site < SITES; site++) memcpy(first[site], sites[site].code + sites[site].patch, 8);
     for (int round = 0; round < 1000; round++)
         for (int site = 0; site < SITES; site++) {
             unsigned char *to = memory + mix(round * SITES + site) % (LEN / PAGE) * PAGE;
-            /* All but the return address of the call. */
-            memset(stack, 0x5a, sizeof stack);
             NEED(lseek(file, 0, SEEK_SET) == 0);
-            NEED(call_on(sites[site].code, stack + BELOW + 8, file, to, PAGE, before, after, width) == PAGE);
+            NEED(call_site(sites[site].code, file, (long)to, PAGE) == PAGE);
             NEED(memcmp(to, bytes, PAGE) == 0);
-            NEED(memcmp(before, after, width == 64 ? VECTORS : width * 16) == 0);
-            for (int i = 0; i < BELOW; i++) NEED(stack[i] == 0x5a);
         }
     for (int site = 0; site < SITES; site++) NEED(memcmp(first[site], sites[site].code + sites[site].patch, 8) != 0);
 }
@@ -94,9 +116,7 @@ static void reads(void) {
 static void opens_paths(void) {
     static const char path[] = "/dev/zero";
     unsigned char first = *opens_at;
-    memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    NEED(memory != MAP_FAILED);
-    for (size_t i = 0; i < LEN; i += 8) *(uint64_t *)(memory + i) = i % 32 ? i : mix(i);
+    map_memory();
     for (size_t i = 0; i < LEN; i += PAGE) memcpy(memory + i, path, sizeof path);
     for (int round = 0; round < 1000; round++) {
         const char *at = (char *)memory + mix(round) % (LEN / PAGE) * PAGE;
@@ -108,7 +128,20 @@ static void opens_paths(void) {
     NEED(opens("/no/such/path") == -ENOENT && *opens_at != first);
 }
 
+/* The engine loads locked memory within the call: no signal keeps the registers meanwhile. */
+static void locks_pages(void) {
+    unsigned char first = *locks;
+    map_memory();
+    for (int round = 0; round < 1000; round++) {
+        size_t at = mix(round) % (LEN / PAGE) * PAGE;
+        NEED(call_site(locks, (long)(memory + at), PAGE, 0) == 0);
+        for (size_t i = at; i < at + PAGE; i += 8) NEED(*(uint64_t *)(memory + i) == (i % 32 ? i : mix(i)));
+        NEED(munlock(memory + at, PAGE) == 0);
+    }
+    NEED(*locks != first);
+}
+
 int main(int argc, char **argv) {
-    static const struct test all[] = {{"reads", reads}, {"opens", opens_paths}};
+    static const struct test all[] = {{"reads", reads}, {"opens", opens_paths}, {"locks", locks_pages}};
     return RUN_NAMED(argc, argv, all);
 }

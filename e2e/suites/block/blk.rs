@@ -237,7 +237,8 @@ fn an_image_is_saved_and_loaded_with_all_its_devices() {
     }
     let scratch = Scratch::new();
     let image = scratch.path("image");
-    let blk = Blk::start(&["--size", "16M", "--export", "b=1M", "--save", &image]);
+    let flags = ["--size", "16M", "--export", "b=1M", "--save", &image, "--codec", "delta"];
+    let blk = Blk::start(&flags);
     let bytes = real_bytes(8 << 20);
     let file = scratch.file("file", &bytes, 0o600);
     works("nbdcopy", &[&file, &blk.uri]);

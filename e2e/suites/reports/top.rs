@@ -71,7 +71,7 @@ fn top_once_prints_each_run_in_a_plain_table() {
     let row = lines.iter().find(|line| line[0] == pid).unwrap_or_else(|| panic!("{text}"));
     let cell = |title: &str| row[head.iter().position(|cell| *cell == title).unwrap()];
     assert!(cell("USED/LIMIT").ends_with("/64.0M"), "{text}");
-    assert_eq!((cell("GROUP"), cell("CODEC"), cell("PARTS")), ("-", "lz4", "1"), "{text}");
+    assert_eq!((cell("GROUP"), cell("CODEC"), cell("PARTS")), ("-", "delta", "1"), "{text}");
     assert!(cell("FOLD").ends_with('M') && cell("RATIO").contains('.'), "{text}");
     assert_eq!(row[row.len() - 2..], [program.path.as_str(), "96"], "{text}");
     assert!(text.lines().any(|line| line.contains("group") && line.ends_with(" some")), "{text}");

@@ -7,6 +7,9 @@ const KNOWN: u8 = 1;
 const AVX2: u8 = 2;
 const VPCLMULQDQ: u8 = 4;
 const AVX512F: u8 = 8;
+const FAST_BMI2: u8 = 16;
+const AVX512_BYTES: u8 = 32;
+const WIDE_MASKS: u8 = 64;
 
 /// Returns whether AVX2 may be used. The first of these functions queries the processor.
 #[inline]
@@ -24,6 +27,26 @@ pub fn have_vpclmulqdq() -> bool {
 #[inline]
 pub fn have_avx512() -> bool {
     have(AVX512F)
+}
+
+/// Returns whether AVX2, BMI1, BMI2 and POPCNT may be used, and PEXT and PDEP are fast. On AMD's Zen 1
+/// and 2 they take some hundred cycles.
+#[inline]
+pub fn have_fast_bmi2() -> bool {
+    have(FAST_BMI2)
+}
+
+/// Returns whether there are mask registers of 64 bits (AVX-512BW).
+#[inline]
+pub fn have_wide_masks() -> bool {
+    have(WIDE_MASKS)
+}
+
+/// Returns whether AVX-512 may be used with all that handles bytes: F, BW, DQ, VL, VBMI, VBMI2, BITALG
+/// and VPOPCNTDQ, with BMI1, BMI2 and POPCNT.
+#[inline]
+pub fn have_avx512_bytes() -> bool {
+    have(AVX512_BYTES)
 }
 
 #[inline]
@@ -45,6 +68,12 @@ fn detect() -> u8 {
     // masks.
     const TO_32: u64 = 0x06;
     const TO_64: u64 = 0xe6;
+    const POPCNT: u32 = 1 << 23;
+    const BMI: u32 = 1 << 3 | 1 << 8;
+    const BW: u32 = 1 << 30;
+    // DQ, BW and VL; VBMI, VBMI2, BITALG and VPOPCNTDQ.
+    const BYTES_EBX: u32 = 1 << 17 | BW | 1 << 31;
+    const BYTES_ECX: u32 = 1 << 1 | 1 << 6 | 1 << 12 | 1 << 14;
     let base = __cpuid(1).ecx;
     if __cpuid(0).eax < 7 || base & XSAVE_AND_AVX != XSAVE_AND_AVX {
         return KNOWN;
@@ -60,9 +89,35 @@ fn detect() -> u8 {
         }
         if state_bits & TO_64 == TO_64 && more.ebx & 1 << 16 != 0 {
             features |= AVX512F;
+            if more.ebx & BW != 0 {
+                features |= WIDE_MASKS;
+            }
+        }
+        if base & POPCNT != 0 && more.ebx & BMI == BMI {
+            if !has_slow_pext() {
+                features |= FAST_BMI2;
+            }
+            let has_bytes = more.ebx & BYTES_EBX == BYTES_EBX && more.ecx & BYTES_ECX == BYTES_ECX;
+            if features & AVX512F != 0 && has_bytes {
+                features |= AVX512_BYTES;
+            }
         }
     }
     features
+}
+
+/// Returns whether PEXT is done in microcode: by AMD's processors before Zen 3, and by Hygon's.
+fn has_slow_pext() -> bool {
+    const AMD: u32 = u32::from_le_bytes(*b"Auth");
+    const HYGON: u32 = u32::from_le_bytes(*b"Hygo");
+    const ZEN_3: u32 = 0x19;
+    let version = __cpuid(1).eax;
+    let family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
+    match __cpuid(0).ebx {
+        AMD => family < ZEN_3,
+        HYGON => true,
+        _ => false,
+    }
 }
 
 #[target_feature(enable = "xsave")]
@@ -78,5 +133,25 @@ mod tests {
         assert_eq!(super::have_avx2(), std::is_x86_feature_detected!("avx2"));
         assert_eq!(super::have_vpclmulqdq(), std::is_x86_feature_detected!("vpclmulqdq"));
         assert_eq!(super::have_avx512(), std::is_x86_feature_detected!("avx512f"));
+        assert_eq!(super::have_wide_masks(), std::is_x86_feature_detected!("avx512bw"));
+        let has_bmi2 = std::is_x86_feature_detected!("bmi1")
+            && std::is_x86_feature_detected!("bmi2")
+            && std::is_x86_feature_detected!("popcnt");
+        assert_eq!(
+            super::have_fast_bmi2(),
+            has_bmi2 && std::is_x86_feature_detected!("avx2") && !super::has_slow_pext()
+        );
+        assert_eq!(
+            super::have_avx512_bytes(),
+            has_bmi2
+                && std::is_x86_feature_detected!("avx512f")
+                && std::is_x86_feature_detected!("avx512bw")
+                && std::is_x86_feature_detected!("avx512dq")
+                && std::is_x86_feature_detected!("avx512vl")
+                && std::is_x86_feature_detected!("avx512vbmi")
+                && std::is_x86_feature_detected!("avx512vbmi2")
+                && std::is_x86_feature_detected!("avx512bitalg")
+                && std::is_x86_feature_detected!("avx512vpopcntdq")
+        );
     }
 }

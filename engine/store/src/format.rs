@@ -11,8 +11,10 @@ pub const LZ4: u8 = 1;
 pub const ZSTD: u8 = 2;
 /// DEFLATE stream without a wrapper.
 pub const DEFLATE: u8 = 3;
+/// Lines of pages as differences (`codec/delta/`).
+pub const DELTA: u8 = 4;
 /// One past the last id of a decoder.
-pub const DECODERS: usize = 4;
+pub const DECODERS: usize = 5;
 /// The first of [`CANNED_SLOTS`] formats of objects compressed with a dictionary, one for each
 /// dictionary in use.
 pub const CANNED: u8 = 8;
@@ -30,9 +32,21 @@ const _: () = assert!(DECODERS <= CANNED as usize);
 const _: () = assert!(CANNED as usize + CANNED_SLOTS <= SHUFFLED as usize);
 const _: () = assert!(SHUFFLED as usize + DECODERS <= SAME as usize);
 
-/// Returns whether the start of a block can be had without decompressing all of it.
+/// Returns the most bytes that a block may compress to; above, it is stored raw ("huge"): 15/16 of
+/// its size.
+pub const fn huge_threshold(block_bytes: usize) -> usize {
+    block_bytes / 16 * 15
+}
+
+/// Returns whether a page of a block can be had without decompressing all of it: with the pages before
+/// it, or alone.
 pub fn stops_early(format: u8) -> bool {
-    matches!(format, NONE | LZ4 | SAME)
+    matches!(format, NONE | LZ4 | SAME) || loads_alone(format)
+}
+
+/// Returns whether a page of a block can mostly be had without any other.
+pub fn loads_alone(format: u8) -> bool {
+    format == DELTA
 }
 
 /// Returns the slot of the dictionary of a format, if it has one.

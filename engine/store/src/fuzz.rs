@@ -5,6 +5,7 @@
 //! mutations in every test run.
 use crate::block::dictionaries::{DecoderSet, DictionarySet};
 use crate::block::{self, BlockPacker, EncodeScratch, EncodedBlock};
+use crate::codec::delta::fuzz as delta;
 use crate::codec::{CODECS, CodecSpec};
 use crate::dictionary::Dictionary;
 use crate::format;
@@ -38,6 +39,21 @@ pub fn decode(data: &[u8]) {
         checksum: 0,
     };
     decode_guarded(&mut decoders, header, payload, order);
+}
+
+/// Decodes bytes as a page of the codec `delta`, or encodes them as one, with every form that the
+/// processor has: all agree, and no byte beside the page is touched.
+///
+/// The first byte says which. The rest is the payload, or is repeated to fill the page.
+pub fn delta(data: &[u8]) {
+    let [is_page, rest @ ..] = data else { return };
+    if is_page & 1 == 0 || rest.is_empty() {
+        let _ = delta::decode_all(rest);
+        return;
+    }
+    let mut page = [0; PAGE_SIZE];
+    page.iter_mut().zip(rest.iter().cycle()).for_each(|(to, from)| *to = *from);
+    delta::round_trip(&page);
 }
 
 /// Encodes and decodes whole pages through every part of the save path: the result is the same
@@ -178,7 +194,7 @@ fn decode_guarded(
     // the buffer.
     let outcome = unsafe {
         let dst = bytes.as_mut_ptr().add(PAGE_SIZE);
-        block::decode(decoders, header, payload.as_ptr(), dst, order, order.pages())
+        block::decode(decoders, header, payload.as_ptr(), dst, order, 0..order.pages())
     };
     let (before, rest) = bytes.split_at(PAGE_SIZE);
     let (block, after) = rest.split_at(order.bytes());
@@ -187,6 +203,22 @@ fn decode_guarded(
         "bytes beside the block were written"
     );
     outcome.ok().map(|()| block.to_vec())
+}
+
+/// Returns inputs of [`delta`]: pages of records, and their payloads.
+pub fn delta_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for period in [3u64, 8, 12, 40, 200] {
+        let mut page = [0; PAGE_SIZE];
+        for (at, to) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let at = at as u64;
+            let small = at * at % 251 * (at % 5 / 4);
+            *to = (((at % period) << 24) + small).to_le_bytes();
+        }
+        seeds.extend(delta::round_trip(&page).iter().map(|payload| [&[0], &payload[..]].concat()));
+        seeds.push([&[1], &page[..]].concat());
+    }
+    seeds
 }
 
 /// Returns valid payloads as seeds: `decode`'s input for every codec and shape.

@@ -14,6 +14,7 @@ extern crate alloc;
 mod handle;
 mod hash;
 mod format;
+mod history;
 mod dictionary;
 mod codec;
 mod batch;
@@ -27,7 +28,6 @@ pub mod fuzz;
 pub use batch::software::{SoftwarePool, SoftwareQueue};
 pub use batch::{BATCH_MAX, BatchJob, BatchResult, Compressor, CompressorPool};
 pub use block::entropy::looks_dense;
-pub use block::huge_threshold;
 pub use block::set::BlockSet;
 pub use codec::bare::BareCodec;
 pub use codec::{CODECS, Codec, CodecError, CodecSpec, SpecError};
@@ -36,6 +36,7 @@ pub use dictionary::{
     DICTIONARY_BYTES_MAX, DICTIONARY_BYTES_MIN, DICTIONARY_FILE_BYTES_MAX, Dictionary,
     DictionaryError, DictionaryKind,
 };
+pub use format::huge_threshold;
 pub use handle::{Handle, POOLS_MAX};
 pub use hash::xxh3_128;
 pub use store::cold::ColdObject;

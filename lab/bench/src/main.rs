@@ -22,7 +22,8 @@
 //!   reports; `brief.rs`: what the small ones share
 //! - `walk/`: `child.rs`: one run in a process of its own; `peer.rs`, `targets.rs`, `report.rs`
 //! - `store/`: the parts of `bench store`: `pool.rs`, `engine.rs`, `canned.rs`, `zram.rs`,
-//!   `batch.rs`; `blocks.rs`, `pools.rs`, `peers.rs`: the benchmarks of these names
+//!   `batch.rs`; `blocks.rs` with `program_pages.rs`, `pools.rs`, `peers.rs`: the benchmarks of these
+//!   names
 //! - `apps/`: `pipe.rs`: a client that pipelines; `run.rs`: one run of a program or server with a
 //!   peer; `server.rs`: MariaDB, memcached, redis and their clients; `case.rs`: well-known programs
 //!   and their work
@@ -86,7 +87,7 @@ enum BenchCommand {
     Policy(policy::PolicyArgs),
     /// Measures the time of a fault, of each step of an eviction, and of the codec
     Costs(policy::CostsArgs),
-    /// Shows the compression of the corpus by codec and block size
+    /// Shows the compression of the corpus, and of pages of programs, by codec and block size
     Blocks(harness::brief::BriefArgs),
     /// Ten workloads reclaim and refault at once, on one pool and on several
     Pools(harness::brief::BriefArgs),

@@ -37,7 +37,7 @@ pub fn command() -> Command {
                 .value_name("NAME[:LEVEL]")
                 .default_value("zstd")
                 .value_parser(|text: &str| CodecSpec::parse(text))
-                .help("Codec of the dictionary: lz4 or zstd"),
+                .help("Codec of the dictionary: lz4 (also for delta) or zstd"),
         )
         .arg(
             Arg::new("block")
@@ -135,7 +135,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), CommandFailure> {
     if *canned != DictionarySource::Off && !codec.takes_dictionaries() {
         return Err(CommandFailure::own(format!(
-            "--canned: codec {codec} has no dictionaries. Give --codec lz4 or zstd, or leave --canned out."
+            "--canned: codec {codec} has no dictionaries. Give --codec delta, lz4 or zstd, or leave --canned out."
         )));
     }
     let DictionarySource::File(path) = canned else { return Ok(()) };
@@ -147,7 +147,7 @@ pub fn check(canned: &mut DictionarySource, codec: CodecSpec) -> Result<(), Comm
         .read_to_end(&mut bytes)
         .map_err(|e| fail(&program::plain(&e)))?;
     let dictionary = Dictionary::from_file(&bytes).map_err(|e| fail(&e))?;
-    if codec.name() == "lz4" && dictionary.kind() != DictionaryKind::Raw {
+    if codec.name() != "zstd" && dictionary.kind() != DictionaryKind::Raw {
         return Err(fail(
             &"this dictionary is for zstd. Make one with `memfold dict train --codec lz4`.",
         ));

@@ -101,12 +101,12 @@ keys! {
     Users "idle" "SECONDS" "30" "With --slowdown: time without work after which all memory of a process is folded";
 
     /// Codec spec, such as `lz4` or `zstd:3`; the store checks it.
-    codec: String = "lz4".to_string(), kind::TEXT;
-    Users "codec" "NAME[:LEVEL]" "lz4" "Compression: lz4, lz4hc, zstd, deflate or none; :LEVEL is optional; add +shuffle for arrays of numbers";
+    codec: String = "delta".to_string(), kind::TEXT;
+    Users "codec" "NAME[:LEVEL]" "delta" "Compression: delta, lz4, lz4hc, zstd, deflate or none; :LEVEL is optional; add +shuffle for arrays of numbers";
 
     /// Dictionaries (Z8).
     canned: DictionarySource = DictionarySource::Off, kind::CANNED;
-    Users "canned" "on|off|FILE" "off" "Compress with a dictionary (lz4 and zstd only): on makes one from folded pages and uses it where it helps; FILE is a dictionary from memfold dict train";
+    Users "canned" "on|off|FILE" "off" "Compress with a dictionary (delta, lz4 and zstd only): on makes one from folded pages and uses it where it helps; FILE is a dictionary from memfold dict train";
 
     /// Largest folio.
     folio_order: Order = Order::MAX, kind::ORDER;

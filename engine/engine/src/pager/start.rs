@@ -232,7 +232,7 @@ fn set_up_dictionaries(store: &Store, canned: &DictionarySource) -> Result<(), S
     let codec = store.codec();
     if !codec.takes_dictionaries() {
         return Err(format!(
-            "--canned: Codec {codec} does not support dictionaries. Use lz4 or zstd."
+            "--canned: Codec {codec} does not support dictionaries. Use delta, lz4 or zstd."
         ));
     }
     let DictionarySource::File(path) = canned else {

@@ -222,7 +222,9 @@ fn fault_of_one_page_locks_its_shard_twice() {
 
 #[test]
 fn m3_m7_pages_at_rest_share_one_decompression_of_a_block() {
-    let engine = Engine::of_blocks();
+    let mut config = Engine::settings(Order::new(2).unwrap());
+    config.codec = "lz4".into();
+    let engine = Engine::with(config, 64);
     engine.fill(0..12, 2);
     engine.page_out(0..12);
     assert_eq!(engine.space.present_pages(), 0);

@@ -13,6 +13,7 @@ use crate::pool::budget::PoolBudget;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
+use core::ops::Range;
 use memfold_os::sync::Mutex;
 use memfold_os::sync::atomic::{AtomicU64, Ordering::*, fence};
 
@@ -163,8 +164,8 @@ impl DecoderSet {
         }
     }
 
-    /// Writes the pages that `src` was made of in a format to `dst`, at least the first `len` bytes
-    /// of them; `len` is not 0. After an error the bytes at `dst` are undefined.
+    /// Writes the pages that `src` was made of in a format to `dst`, at least the bytes of `part`,
+    /// which is not empty. The others are undefined, and after an error all are.
     ///
     /// # Safety
     /// - `src` is readable, and no thread writes there meanwhile.
@@ -175,7 +176,7 @@ impl DecoderSet {
         format: u8,
         src: CodecInput,
         dst: CodecOutput,
-        len: usize,
+        part: Range<usize>,
     ) -> Result<(), DecodeError> {
         if let Some(format) = format::shuffled(format) {
             // SAFETY: the caller vouches for `src` and `dst`; the buffer belongs to this value.
@@ -187,8 +188,8 @@ impl DecoderSet {
         let (decoder, dictionary) = self.get(format).ok_or(DecodeError::Format)?;
         // SAFETY: as the caller says.
         let outcome = unsafe {
-            if len < dst.len {
-                decoder.decode_start(src, dst, len, dictionary)
+            if part.len() < dst.len {
+                decoder.decode_part(src, dst, part, dictionary)
             } else {
                 decoder.decode(src, dst, dictionary)
             }
@@ -196,7 +197,7 @@ impl DecoderSet {
         outcome.map_err(DecodeError::Codec)
     }
 
-    /// Returns whether [`DecoderSet::decode`] of a format ends with the bytes that are asked for.
+    /// Returns whether [`DecoderSet::decode`] of a format ends with the part that is asked for.
     pub fn stops_early(&mut self, format: u8) -> bool {
         match self.get(format) {
             Some((_, Some(dictionary))) => format::stops_early(dictionary.format),

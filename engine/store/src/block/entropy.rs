@@ -125,8 +125,8 @@ const _: () = assert!(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::huge_threshold;
     use crate::codec::{CodecInput, CodecOutput, CodecSpec};
+    use crate::format::huge_threshold;
     use crate::store::tests::{Random, corpus};
 
     fn dense(bytes: &[u8]) -> bool {

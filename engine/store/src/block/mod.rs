@@ -23,10 +23,12 @@ use crate::block::same_filled::{fill, pattern_of};
 use crate::block::set::BlockSet;
 use crate::block::shuffle::plan::ShufflePlan;
 use crate::codec::{CodecError, CodecInput, CodecOutput, DigestedDictionary, Encoder};
-use crate::format;
+use crate::format::{self, huge_threshold};
+use crate::history::ShrinkHistory;
 use crate::pool::entry::ObjectHeader;
 use alloc::boxed::Box;
 use alloc::vec;
+use core::ops::Range;
 use memfold_os::page::PageBuffer;
 use memfold_os::units::{MAX_PAGES, Order, PAGE_SIZE};
 
@@ -35,12 +37,6 @@ const MODE_ONE: u8 = 1;
 const MODE_EACH: u8 = 2;
 /// The longest list of same-filled pages.
 const HEAD_MAX: usize = 1 + MAX_PAGES / 8 + 8 * MAX_PAGES;
-
-/// Returns the most bytes that a block may compress to; above, it is stored raw ("huge"): 15/16 of
-/// its size.
-pub const fn huge_threshold(block_bytes: usize) -> usize {
-    block_bytes / 16 * 15
-}
 
 /// Buffers for encoding, allocated once.
 pub(crate) struct EncodeScratch {
@@ -68,15 +64,11 @@ const BODY: usize = HEAD_MAX.next_multiple_of(64);
 /// A dictionary must make a block smaller by this part of its size, or the block is stored without
 /// it, because that loads faster.
 const CANNED_GAIN: usize = 64;
-/// Failures in a row after which a method is tried on some blocks only.
-const LOSSES_MAX: u8 = 4;
 /// Most room that codecs need beyond their output: lz4 some bytes for its last literals, zstd a
 /// block header.
 const CODEC_ROOM: usize = 64;
 /// The output of the codec alone must be smaller than the planes by this part.
 const SHUFFLED_WORTH: usize = 8;
-/// Blocks that are then stored without a try.
-const UNTRIED: u8 = 7;
 
 /// What compresses a block.
 pub(crate) struct BlockPacker<'a> {
@@ -87,28 +79,6 @@ pub(crate) struct BlockPacker<'a> {
     pub dictionary: Option<(u8, &'a DigestedDictionary)>,
     /// Whether blocks of numbers are split into planes.
     pub shuffle: bool,
-}
-
-/// Whether a method has made the latest blocks smaller. Neighbouring blocks mostly have similar
-/// content.
-#[derive(Default)]
-struct ShrinkHistory {
-    losses: u8,
-    untried: u8,
-}
-
-impl ShrinkHistory {
-    /// Returns whether it should be tried on this block.
-    fn tries(&mut self) -> bool {
-        let tries = self.untried == 0;
-        self.untried = self.untried.saturating_sub(1);
-        tries
-    }
-
-    fn note(&mut self, won: bool) {
-        self.losses = if won { 0 } else { self.losses.saturating_add(1) };
-        self.untried = if self.losses > LOSSES_MAX { UNTRIED } else { 0 };
-    }
 }
 
 /// A block that is ready to be stored.
@@ -378,8 +348,8 @@ unsafe fn compress_with_dictionary(
     Ok(DictionaryTry::Without(without))
 }
 
-/// Writes the block that `header` describes to `dst`, at least the first `pages` pages of it;
-/// `pages` is not 0. After an error the bytes at `dst` are undefined.
+/// Writes at least `pages` of the block that `header` describes to their places in `dst`; there is at
+/// least one. What other pages hold is undefined, and after an error all are.
 ///
 /// # Safety
 /// - `payload` is readable for `header.len` bytes, and no thread writes there meanwhile.
@@ -390,23 +360,23 @@ pub(crate) unsafe fn decode(
     payload: *const u8,
     dst: *mut u8,
     order: Order,
-    pages: usize,
+    pages: Range<usize>,
 ) -> Result<(), DecodeError> {
-    debug_assert!(pages > 0 && pages <= order.pages());
+    debug_assert!(!pages.is_empty() && pages.end <= order.pages());
     let len = header.len as usize;
     if header.format == format::SAME {
         if len != 8 || header.mixed {
             return Err(DecodeError::Layout);
         }
         // SAFETY: 8 readable bytes; the caller vouches for `dst`.
-        unsafe { fill(dst, pages * PAGE_SIZE, payload.cast::<u64>().read_unaligned()) };
+        unsafe { fill(dst, pages.end * PAGE_SIZE, payload.cast::<u64>().read_unaligned()) };
         return Ok(());
     }
     if !header.mixed {
         let (from, to) =
             (CodecInput { at: payload, len }, CodecOutput { at: dst, len: order.bytes() });
         // SAFETY: as the caller says.
-        return unsafe { decoders.decode(header.format, from, to, pages * PAGE_SIZE) };
+        return unsafe { decoders.decode(header.format, from, to, bytes_of(pages)) };
     }
     // SAFETY: the payload is `len` readable bytes that no thread writes.
     let bytes = unsafe { core::slice::from_raw_parts(payload, len) };
@@ -416,18 +386,24 @@ pub(crate) unsafe fn decode(
     if others == 0 && !body.is_empty() {
         return Err(DecodeError::Layout);
     }
-    let page_count = (0..pages).filter(|page| !head.same.contains(*page)).count();
-    if page_count > 0 {
+    let rank = |page: usize| page - (0..page).filter(|page| head.same.contains(*page)).count();
+    let ranks = rank(pages.start)..rank(pages.end);
+    if !ranks.is_empty() {
         let (from, to) = (
             CodecInput { at: body.as_ptr(), len: body.len() },
             CodecOutput { at: dst, len: others * PAGE_SIZE },
         );
         // SAFETY: `body` is a part of the payload; `others` pages fit the block at `dst`.
-        unsafe { decoders.decode(header.format, from, to, page_count * PAGE_SIZE)? };
+        unsafe { decoders.decode(header.format, from, to, bytes_of(ranks.clone()))? };
     }
-    // SAFETY: the first `page_count` pages at `dst` are the gathered ones of those `pages`.
-    unsafe { spread(&head, dst, pages, page_count) };
+    // SAFETY: the pages of these ranks at `dst` are the gathered ones of those `pages`.
+    unsafe { spread(&head, dst, pages, ranks.end) };
     Ok(())
+}
+
+/// Returns the bytes of these pages.
+fn bytes_of(pages: Range<usize>) -> Range<usize> {
+    pages.start * PAGE_SIZE..pages.end * PAGE_SIZE
 }
 
 fn one_pattern(scratch: &mut EncodeScratch, pages: usize) -> EncodedBlock {
@@ -500,18 +476,19 @@ unsafe fn gather(
     scratch.gathered.as_ptr()
 }
 
-/// Moves the `others` gathered pages at the start of `dst` to their positions among the first
-/// `pages`, and fills the same-filled ones between.
+/// Moves the gathered pages of `pages`, of which the last is before rank `rank_end`, to their positions,
+/// and fills the same-filled ones between.
 ///
 /// Goes from the last page to the first: the gathered position of a page is never behind the page
 /// itself, so no page is overwritten before it moved.
 ///
 /// # Safety
-/// - `dst` is writable for `pages` pages, aligned to 8.
-unsafe fn spread(head: &SameFilledHead, dst: *mut u8, pages: usize, others: usize) {
-    let (mut same_left, mut others_left) = (pages - others, others);
-    for page in (0..pages).rev() {
-        // SAFETY: `page` and `others_left` are below `pages`; different pages do not overlap.
+/// - `dst` is writable for `pages.end` pages, aligned to 8.
+/// - `rank_end` is the number of gathered pages before `pages.end`.
+unsafe fn spread(head: &SameFilledHead, dst: *mut u8, pages: Range<usize>, rank_end: usize) {
+    let (mut same_left, mut others_left) = (pages.end - rank_end, rank_end);
+    for page in pages.rev() {
+        // SAFETY: `page` and `others_left` are below `pages.end`; different pages do not overlap.
         unsafe {
             let to = dst.add(page * PAGE_SIZE);
             if head.same.contains(page) {

@@ -1,5 +1,6 @@
 //! The interface of a codec to the store: an encoder and a decoder.
 use super::dictionary::DigestedDictionary;
+use core::ops::Range;
 
 /// A codec failed; the number is its own code.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -72,20 +73,20 @@ pub(crate) trait Decoder: Send {
         dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult;
 
-    /// Decompresses at least the first `len` bytes of `dst`: at least one and not all. Bytes after
-    /// them are undefined, and parts of `src` that are not needed are not read. Codecs that can't
-    /// stop there decompress everything.
+    /// Decompresses at least the bytes of `part` to their places in `dst`: at least one and not all.
+    /// Other bytes are undefined, and parts of `src` that are not needed are not read. Most codecs
+    /// begin at the start; those that can't stop decompress everything.
     ///
     /// # Safety
     /// - As for [`Decoder::decode`].
-    unsafe fn decode_start(
+    unsafe fn decode_part(
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        len: usize,
+        part: Range<usize>,
         dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
-        debug_assert!(len > 0 && len < dst.len);
+        debug_assert!(!part.is_empty() && part.len() < dst.len && part.end <= dst.len);
         // SAFETY: as the caller says.
         unsafe { self.decode(src, dst, dictionary) }
     }

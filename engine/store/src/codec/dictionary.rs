@@ -31,7 +31,7 @@ impl DigestedDictionary {
         let content: Box<[u8]> = dictionary.content().into();
         let len = content.len();
         let (digest, more) = match (codec, dictionary.kind()) {
-            ("lz4", DictionaryKind::Raw) => {
+            ("lz4" | "delta", DictionaryKind::Raw) => {
                 let digest = Lz4Dictionary::new(content);
                 let bytes = digest.bytes();
                 (CodecDigest::Lz4(digest), bytes)

@@ -7,6 +7,7 @@ use super::lz4_dictionary::stream;
 use alloc::boxed::Box;
 use alloc::vec;
 use core::ffi::{c_char, c_int, c_void};
+use core::ops::Range;
 
 // lz4-sys links liblz4 but leaves these out.
 unsafe extern "C" {
@@ -165,15 +166,15 @@ impl Decoder for Lz4Decoder {
         if size >= 0 && size as usize == dst.len { Ok(()) } else { Err(CodecError(size.into())) }
     }
 
-    unsafe fn decode_start(
+    unsafe fn decode_part(
         &mut self,
         src: CodecInput,
         dst: CodecOutput,
-        len: usize,
+        part: Range<usize>,
         dictionary: Option<&DigestedDictionary>,
     ) -> DecodeResult {
         let (from, to, src_len) = (src.at.cast(), dst.at.cast(), src.len as c_int);
-        let (target, room) = (len as c_int, dst.len as c_int);
+        let (target, room) = (part.end as c_int, dst.len as c_int);
         // SAFETY: both read only `src` and the dictionary, and write no further than `target` and
         // `room` allow, whatever the input; the caller vouches for both ranges.
         let size = unsafe {

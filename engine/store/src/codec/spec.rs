@@ -67,9 +67,9 @@ impl CodecSpec {
         self.shuffles
     }
 
-    /// Returns whether it can compress with a dictionary: lz4 and zstd can.
+    /// Returns whether it can compress with a dictionary: lz4 and zstd can, and delta by lz4.
     pub fn takes_dictionaries(&self) -> bool {
-        matches!(self.name(), "lz4" | "zstd")
+        matches!(self.name(), "lz4" | "zstd" | "delta")
     }
 
     /// Returns whether the start of a block can be loaded without decompressing all of it
@@ -104,9 +104,9 @@ impl CodecSpec {
 }
 
 impl Default for CodecSpec {
-    /// Returns lz4 at acceleration 1.
+    /// Returns delta.
     fn default() -> CodecSpec {
-        CodecSpec::parse("lz4").expect("lz4 is in the table")
+        CodecSpec::parse("delta").expect("delta is in the table")
     }
 }
 
@@ -172,6 +172,8 @@ mod tests {
             "zstd:19",
             "deflate",
             "deflate:12",
+            "delta",
+            "delta+shuffle",
             "none",
             "none+shuffle",
             "lz4+shuffle",
@@ -179,7 +181,8 @@ mod tests {
         ] {
             assert_eq!(CodecSpec::parse(text).unwrap().to_string(), text);
         }
-        assert_eq!(CodecSpec::parse("lz4:1").unwrap(), CodecSpec::default());
+        assert_eq!(CodecSpec::parse("lz4:1"), CodecSpec::parse("lz4"));
+        assert_eq!(CodecSpec::parse("delta").unwrap(), CodecSpec::default());
     }
 
     #[test]
@@ -187,7 +190,7 @@ mod tests {
         let text = CodecSpec::parse("lzma").unwrap_err().to_string();
         assert_eq!(
             text,
-            "unknown codec `lzma`. Valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], each also with +shuffle for arrays of numbers"
+            "unknown codec `lzma`. Valid are none, lz4[:1..65537], lz4hc[:2..9], zstd[:-7..19], deflate[:1..12], delta, each also with +shuffle for arrays of numbers"
         );
         let text = CodecSpec::parse("zstd:20").unwrap_err().to_string();
         assert_eq!(text, "codec `zstd:20`: zstd has levels from -7 to 19");

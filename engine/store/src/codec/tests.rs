@@ -29,7 +29,8 @@ fn specs() -> Vec<CodecSpec> {
         "zstd:6",
         "zstd:19",
     ];
-    let more = ["lz4hc", "lz4hc:2", "lz4hc:3", "deflate", "deflate:6", "deflate:9", "deflate:12"];
+    let more =
+        ["lz4hc", "lz4hc:2", "lz4hc:3", "deflate", "deflate:6", "deflate:9", "deflate:12", "delta"];
     names.iter().chain(&more).map(|n| CodecSpec::parse(n).unwrap()).collect()
 }
 

@@ -75,7 +75,7 @@ impl Store {
         }
         // SAFETY: the payload is readable for `header.len` bytes; the caller vouches for `dst`.
         let outcome = unsafe {
-            block::decode(&mut w.decoders, header, payload.as_ptr(), dst, order, order.pages())
+            block::decode(&mut w.decoders, header, payload.as_ptr(), dst, order, 0..order.pages())
         };
         outcome.map_err(|error| match error {
             DecodeError::Layout => LoadProblem::Layout,

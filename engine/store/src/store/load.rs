@@ -2,6 +2,7 @@
 use crate::block::dictionaries::DecoderSet;
 use crate::block::same_filled::fill;
 use crate::block::{self, DecodeError};
+use crate::format;
 use crate::handle::Handle;
 use crate::pool::{ObjectDamage, PinnedObject};
 use crate::store::Store;
@@ -79,8 +80,8 @@ impl Store {
     }
 
     /// Writes these pages of the block of `handle` to their places in the block at `block`. Where
-    /// other pages belong may be anything afterwards. A codec that can stop after the pages does;
-    /// of others, the block goes to the cache of decompressed blocks, which serves further pages.
+    /// other pages belong may be anything afterwards. A codec that can decode the pages alone, or stop
+    /// after them, does; of others, the block goes to the cache of decompressed blocks, which serves further pages.
     ///
     /// # Errors
     /// As for [`Store::load`].
@@ -153,13 +154,20 @@ impl Store {
                 // SAFETY: `to` is room for a block of `order`, and not shared meanwhile.
                 unsafe { decode(decoders, &pin, handle, order, pages, to) }
             };
-            if let Some(block) = block
-                && stops_early
-            {
-                return decode(pages.end, block).map(|()| CacheUse::Unused);
+            let place = match block {
+                Some(block) if stops_early => Some(block),
+                None if format::loads_alone(pin.header.format) => Some(w.spare.as_mut_ptr()),
+                _ => None,
+            };
+            if let Some(to) = place {
+                decode(pages.clone(), to)?;
+                if block.is_none() {
+                    copy_out(to);
+                }
+                return Ok(CacheUse::Unused);
             }
             counters.block_cache_misses.fetch_add(1, Relaxed);
-            let mut all = |to| decode(order.pages(), to);
+            let mut all = |to| decode(0..order.pages(), to);
             let outcome = match self.cache.insert_with(handle, order, &mut all, copy_out) {
                 Some(loaded) => loaded,
                 None => {
@@ -208,7 +216,7 @@ impl Store {
         }
         let pin = self.pin(handle).map_err(|problem| LoadError { handle, problem })?;
         // SAFETY: as the caller says.
-        unsafe { decode(decoders, &pin, handle, order, order.pages(), dst) }
+        unsafe { decode(decoders, &pin, handle, order, 0..order.pages(), dst) }
     }
 
     /// Flips a bit in the middle of a stored payload: damage, for tests.
@@ -227,7 +235,7 @@ impl Store {
     }
 }
 
-/// Writes the pinned block of `handle` to `dst`, at least its first `pages` pages.
+/// Writes at least `pages` of the pinned block of `handle` to their places in `dst`.
 ///
 /// # Safety
 /// - `dst` points to `order.bytes()` writable bytes that nobody else accesses during the call.
@@ -236,7 +244,7 @@ unsafe fn decode(
     pinned: &PinnedObject<'_>,
     handle: Handle,
     order: Order,
-    pages: usize,
+    pages: Range<usize>,
     dst: *mut u8,
 ) -> Result<(), LoadError> {
     let fail = |problem| LoadError { handle, problem };

@@ -4,9 +4,9 @@
 //! Blocks that the device fails at, or does not finish in time, are compressed by the worker. So a
 //! broken device costs only time. A device that failed or hung too often is not used any more.
 use crate::batch::{BATCH_MAX, BatchJob, BatchResult, Compressor};
-use crate::block::huge_threshold;
 use crate::block::same_filled::pattern_of;
 use crate::block::set::BlockSet;
+use crate::format::huge_threshold;
 use crate::handle::Handle;
 use crate::pool::{ObjectPayload, Pool};
 use crate::store::Store;

@@ -1,19 +1,27 @@
-//! `memfold bench blocks`: the compression of the corpus by codec and block size.
+//! `memfold bench blocks`: the compression of the corpus, and of pages of programs, by codec and block
+//! size.
 
 use crate::common::row::StoreRow;
 use crate::corpus::file::{CorpusFile, PAGE};
 use crate::harness::brief::{BriefArgs, BriefFindings, brief};
 use crate::store::pool::{Whole, whole};
+use crate::store::program_pages;
 use serde_json::json;
 
 /// The seed's ratios are for blocks of these orders. Stored bytes relative to 4 KiB blocks: 36.21,
 /// 32.42, 31.76, 31.07%.
 const ORDERS: [u8; 6] = [0, 2, 3, 4, 6, 9];
-const CODECS: [&str; 3] = ["lz4", "zstd", "deflate"];
+const CODECS: [&str; 4] = ["delta", "lz4", "zstd", "deflate"];
 
 /// Measures, prints and returns the exit status.
 pub fn blocks(args: BriefArgs) -> anyhow::Result<i32> {
-    brief("blocks", &args, |corpus, _, quick| measure(corpus, if quick { 1 } else { 3 }))
+    brief("blocks", &args, |corpus, _, quick| {
+        let mut findings = measure(corpus, if quick { 1 } else { 3 })?;
+        let (rows, raw) = program_pages::rows(if quick { 3 } else { 15 })?;
+        findings.rows.extend(rows);
+        findings.raw.extend(raw);
+        Ok(findings)
+    })
 }
 
 fn measure(corpus: &CorpusFile, rounds: usize) -> anyhow::Result<BriefFindings> {

@@ -5,6 +5,7 @@ mod engine;
 mod canned;
 mod zram;
 mod batch;
+mod program_pages;
 mod blocks;
 mod pools;
 mod peers;

@@ -52,7 +52,7 @@ pub const FLAGS: &[BlkFlag] = &[
         "none",
         "Memory for all devices together, in bytes or as a percentage of the machine's memory",
     ),
-    flag("codec", "NAME[:LEVEL]", "lz4", "Compression, as in memfold run"),
+    flag("codec", "NAME[:LEVEL]", "delta", "Compression, as in memfold run"),
     flag(
         "block",
         "SIZE",

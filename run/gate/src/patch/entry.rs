@@ -9,7 +9,7 @@ use crate::record::GateThread;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
-use memfold_os::vectors::{have_avx2, have_avx512};
+use memfold_os::vectors::{have_avx2, have_avx512, have_wide_masks};
 
 /// The result of a [`PatchHandler`] for a call that must trap.
 pub const NEEDS_CONTEXT: isize = -513;
@@ -54,12 +54,14 @@ pub struct EnteredCall {
     /// The program's frame pointer, if it has one.
     pub bp: usize,
     vectors: [[u8; VECTOR_BYTES]; VECTORS],
+    masks: [u64; MASKS],
 }
 
-/// The vector registers. A system call keeps them, but the handler's code may use them. It uses no
-/// mask registers (`scripts/check`, step `symbols`).
+/// The vector registers. A system call keeps them, but the handler's code may use them.
 const VECTORS: usize = 32;
 const VECTOR_BYTES: usize = 64;
+/// The mask registers. Only code for AVX-512BW uses them.
+const MASKS: usize = 8;
 /// The alignment of the stack with which the handler is called.
 const STACK_ALIGN: usize = 16;
 const _: () = assert!(size_of::<EnteredCall>().is_multiple_of(STACK_ALIGN));
@@ -68,6 +70,7 @@ const _: () = assert!(size_of::<EnteredCall>().is_multiple_of(STACK_ALIGN));
 const WIDTH_16: u8 = 0;
 const WIDTH_32: u8 = 1;
 const WIDTH_64: u8 = 2;
+const WIDTH_64_MASKS: u8 = 3;
 
 impl EnteredCall {
     /// Returns the arguments of the call.
@@ -82,7 +85,7 @@ pub type PatchHandler = unsafe extern "C" fn(*const GateThread, *const EnteredCa
 /// The address of the [`PatchHandler`].
 #[unsafe(export_name = "memfold_gate_handler")]
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
-/// The width of the vector registers. A program that was built for such processors may keep
+/// The width of the vector registers, and whether there are mask registers. A program that was built for such processors may keep
 /// something in them across a call.
 #[unsafe(export_name = "memfold_gate_width")]
 static WIDTH: AtomicU8 = AtomicU8::new(WIDTH_16);
@@ -95,7 +98,7 @@ const _: () =
 global_asm!(
     ".hidden memfold_gate_handler",
     ".hidden memfold_gate_width",
-    // Applies `vmovups` or `movups` to each register and its place in the frame.
+    // Applies `vmovups` or `movups` to each register and its place in the frame, and `kmovq` to masks.
     ".macro MEMFOLD_GATE_VECTORS save",
     " cmpb ${width_32},memfold_gate_width(%rip)",
     " jb 7f",
@@ -105,6 +108,15 @@ global_asm!(
     " vmovups %zmm\\n,{vectors}+64*\\n(%rsp)",
     " .else",
     " vmovups {vectors}+64*\\n(%rsp),%zmm\\n",
+    " .endif",
+    ".endr",
+    " cmpb ${width_64},memfold_gate_width(%rip)",
+    " je 9f",
+    ".irp n,0,1,2,3,4,5,6,7",
+    " .if \\save",
+    " kmovq %k\\n,{masks}+8*\\n(%rsp)",
+    " .else",
+    " kmovq {masks}+8*\\n(%rsp),%k\\n",
     " .endif",
     ".endr",
     " jmp 9f",
@@ -207,9 +219,11 @@ global_asm!(
     bp = const offset_of!(EnteredCall, bp),
     result = const offset_of!(EnteredCall, result),
     vectors = const offset_of!(EnteredCall, vectors),
+    masks = const offset_of!(EnteredCall, masks),
     pending = const offset_of!(GateThread, pending),
     needs_context = const NEEDS_CONTEXT,
     width_32 = const WIDTH_32,
+    width_64 = const WIDTH_64,
     step_call = const STEP_CALL,
     step_done = const STEP_DONE,
     options(att_syntax)
@@ -260,9 +274,10 @@ pub fn set_up(handler: PatchHandler) {
 /// Finds the width of the vector registers, which must be known before a site is patched. Most short
 /// programs patch none, and each question to the processor costs some 10 us in a virtual machine.
 pub fn find_width() {
-    let width = match (have_avx512(), have_avx2()) {
-        (true, _) => WIDTH_64,
-        (_, true) => WIDTH_32,
+    let width = match (have_wide_masks(), have_avx512(), have_avx2()) {
+        (true, ..) => WIDTH_64_MASKS,
+        (_, true, _) => WIDTH_64,
+        (.., true) => WIDTH_32,
         _ => WIDTH_16,
     };
     WIDTH.store(width, SeqCst);

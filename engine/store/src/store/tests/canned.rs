@@ -75,7 +75,7 @@ fn dictionaries_of_all_sizes_work_at_all_levels_and_orders() {
 
 #[test]
 fn dictionary_shrinks_small_blocks_and_keeps_others_readable() {
-    for spec in ["lz4", "zstd"] {
+    for spec in ["lz4", "zstd", "delta"] {
         let store = store_of(spec, 0);
         let mut w = store.worker();
         let plain_handles = save(&store, &mut w, &folio(1, 16), order(4), 1).unwrap();
@@ -222,7 +222,7 @@ fn until_judged(
 
 #[test]
 fn canned_mode_uses_shared_content_and_skips_the_rest() {
-    for spec in ["lz4", "zstd"] {
+    for spec in ["lz4", "zstd", "delta"] {
         let store = store_of(spec, 0);
         let mut w = store.worker();
         let share = |seed: u64, pages: &mut Pages| {

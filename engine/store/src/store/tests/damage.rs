@@ -15,7 +15,7 @@ fn fills() -> Vec<Vec<Fill>> {
 
 /// Makes stores with one object each, of every kind and codec, beside a bystander in each span.
 fn each_object(mut test: impl FnMut(&Store, &mut CodecWorker, Handle, &Pages)) {
-    for spec in ["lz4", "lz4hc", "zstd", "deflate", "none"] {
+    for spec in ["lz4", "lz4hc", "zstd", "deflate", "delta", "none"] {
         for fills in fills() {
             let store = store_with(|c| c.codec = CodecSpec::parse(spec).unwrap());
             let mut w = store.worker();

@@ -11,6 +11,12 @@ fn any_bytes_decode_to_an_error_or_a_block_and_nothing_else() {
 }
 
 #[test]
+fn any_bytes_are_a_page_of_lines_to_all_forms_or_to_none() {
+    let seeds = fuzz::delta_seeds();
+    feed(11, fuzz::delta, &seeds, 4000);
+}
+
+#[test]
 fn any_pages_come_back() {
     let seeds: Vec<Vec<u8>> =
         (0..40u8).map(|i| (0..200).map(|j| (i ^ (j / 3)).wrapping_mul(i)).collect()).collect();

@@ -104,8 +104,7 @@ impl Model {
                 assert_eq!(before - bytes, self.store.pool_bytes());
             }
             Step::Codec { nth } => {
-                let spec =
-                    ["lz4", "zstd:-1", "none", "lz4:30", "lz4hc:3", "deflate", "zstd:4"][nth];
+                let spec = ["lz4", "zstd:-1", "delta", "lz4:30", "lz4hc:3", "deflate", "none"][nth];
                 self.worker = self.store.worker_for(CodecSpec::parse(spec).unwrap());
             }
             Step::Dictionary { at, none } => {

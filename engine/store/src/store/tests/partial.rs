@@ -21,6 +21,7 @@ fn load_page(
 fn m7_pages_of_a_block_come_from_one_decompression() {
     for cached_blocks in [0, 1, 4] {
         let store = store_with(|c| {
+            c.codec = CodecSpec::parse("lz4").unwrap();
             c.block_order = order(4);
             c.cached_blocks = cached_blocks;
         });
@@ -80,6 +81,8 @@ fn m7_pages_in_place_use_the_cache_only_where_the_codec_goes_on() {
         ("lz4", &real, false),
         ("lz4hc", &real, false),
         ("none", &real, false),
+        ("delta", &real, false),
+        ("delta", &numbers(), false),
         ("zstd", &real, true),
         ("zstd:-5", &real, true),
         ("deflate", &real, true),
@@ -107,6 +110,39 @@ fn m7_pages_in_place_use_the_cache_only_where_the_codec_goes_on() {
 }
 
 #[test]
+fn pages_beside_same_filled_ones_load_alone() {
+    let store = store_with(|c| {
+        c.codec = CodecSpec::parse("delta").unwrap();
+        c.block_order = order(3);
+    });
+    let mut w = store.worker();
+    for same_bits in [0b0000_0000u8, 0b0010_0100, 0b1100_0001, 0b0101_0101, 0b0111_1111] {
+        let mut folio = Pages::new(8);
+        (0..8).for_each(|page| {
+            let is_same = same_bits >> page & 1 != 0;
+            for (at, word) in folio.page_mut(page).chunks_exact_mut(8).enumerate() {
+                let value = if is_same { page } else { 4096 * page + 48 * at };
+                word.copy_from_slice(&value.to_ne_bytes());
+            }
+        });
+        let handle = save(&store, &mut w, &folio, order(3), 1).unwrap()[0];
+        for first in 0..8 {
+            for last in first + 1..=8 {
+                let expected = &folio.bytes()[first * PAGE_SIZE..last * PAGE_SIZE];
+                let (bytes, _) = load_in_place(&store, &mut w, handle, order(3), first..last);
+                assert!(bytes == expected, "{same_bits:b}, {first}..{last} in place");
+                let bytes = load_page(&store, &mut w, handle, order(3), first, last - first);
+                assert!(bytes == expected, "{same_bits:b}, {first}..{last}");
+            }
+        }
+        store.free(handle);
+    }
+    let events = store.stats().events;
+    assert_eq!((events.block_cache_hits, events.block_cache_misses), (0, 0));
+    store.check().unwrap();
+}
+
+#[test]
 fn m7_cached_blocks_count_as_held_from_their_first_use() {
     let store = store_with(|c| (c.codec, c.cached_blocks) = (CodecSpec::parse("zstd").unwrap(), 2));
     let mut w = store.worker();
@@ -123,7 +159,10 @@ fn m7_cached_blocks_count_as_held_from_their_first_use() {
 
 #[test]
 fn m7_a_freed_block_is_forgotten_and_the_oldest_is_replaced() {
-    let store = store_with(|c| c.cached_blocks = 2);
+    let store = store_with(|c| {
+        c.codec = CodecSpec::parse("lz4").unwrap();
+        c.cached_blocks = 2;
+    });
     let mut w = store.worker();
     let blocks: Vec<_> = (0..3)
         .map(|i| {

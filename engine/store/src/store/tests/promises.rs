@@ -14,7 +14,8 @@ fn mixed_folio(o: Order, random: &mut Random) -> Pages {
 #[test]
 fn z1_z8_all_orders_and_codecs_return_their_bytes() {
     let mut random = Random::new(1);
-    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate"] {
+    for spec in ["none", "lz4", "lz4:9", "lz4hc:2", "zstd", "zstd:-7", "zstd:3", "deflate", "delta"]
+    {
         for block in 0..=9 {
             let store = store_with(|c| {
                 c.codec = CodecSpec::parse(spec).unwrap();
@@ -112,11 +113,11 @@ fn a_worker_keeps_its_codec_until_it_is_given_another() {
         handles
             .iter()
             .filter_map(format)
-            .filter(|f| [format::LZ4, format::ZSTD, format::DEFLATE].contains(f))
+            .filter(|f| [format::DELTA, format::ZSTD, format::DEFLATE].contains(f))
             .collect::<Vec<u8>>()
     };
     for (next, before, after) in
-        [("zstd", format::LZ4, format::ZSTD), ("deflate:6", format::ZSTD, format::DEFLATE)]
+        [("zstd", format::DELTA, format::ZSTD), ("deflate:6", format::ZSTD, format::DEFLATE)]
     {
         let spec = CodecSpec::parse(next).unwrap();
         store.set_codec(spec);
@@ -381,7 +382,7 @@ fn emptied_spans_are_kept_within_the_allowance_and_reused() {
         let save_one = |k: u64| {
             save(&store, &mut w, &mixed_folio(order(6), &mut random), order(6), k << 9).unwrap()
         };
-        let handles: Vec<_> = (0..60u64).flat_map(save_one).collect();
+        let handles: Vec<_> = (0..120u64).flat_map(save_one).collect();
         let full = store.stats();
         for handle in &handles {
             store.free(*handle);
