@@ -20,18 +20,13 @@ asm(".text\n"
     ".balign 64\n"
     "trapped: xor %eax,%eax\n syscall\n mov $0,%ecx\n ret\n .fill 12,1,0xcc\n"
     ".balign 64\n nop\n");
-/* mlock. */
-asm(".text\n"
-    ".balign 64\n"
-    "locks: mov $149,%eax\n syscall\n ret\n"
-    ".balign 64\n nop\n");
 /* As glibc's `opendir` opens. It becomes a long jump too. The system call lies in two pages. */
 asm(".text\n"
     ".balign 4096\n .fill 4077,1,0xcc\n"
     "opens: mov $0x80000,%edx\n mov $257,%eax\n mov %rdi,%rsi\n"
     "opens_at: mov $0xffffff9c,%edi\n syscall\n ret\n"
     ".balign 64\n nop\n");
-extern unsigned char number[], plain[], checked[], trapped[], locks[], opens_at[];
+extern unsigned char number[], plain[], checked[], trapped[], opens_at[];
 extern int opens(const char *path);
 
 /* Each kind, and where its patch begins. */
@@ -128,20 +123,7 @@ static void opens_paths(void) {
     NEED(opens("/no/such/path") == -ENOENT && *opens_at != first);
 }
 
-/* The engine loads locked memory within the call: no signal keeps the registers meanwhile. */
-static void locks_pages(void) {
-    unsigned char first = *locks;
-    map_memory();
-    for (int round = 0; round < 1000; round++) {
-        size_t at = mix(round) % (LEN / PAGE) * PAGE;
-        NEED(call_site(locks, (long)(memory + at), PAGE, 0) == 0);
-        for (size_t i = at; i < at + PAGE; i += 8) NEED(*(uint64_t *)(memory + i) == (i % 32 ? i : mix(i)));
-        NEED(munlock(memory + at, PAGE) == 0);
-    }
-    NEED(*locks != first);
-}
-
 int main(int argc, char **argv) {
-    static const struct test all[] = {{"reads", reads}, {"opens", opens_paths}, {"locks", locks_pages}};
+    static const struct test all[] = {{"reads", reads}, {"opens", opens_paths}};
     return RUN_NAMED(argc, argv, all);
 }
