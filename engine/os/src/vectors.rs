@@ -74,8 +74,10 @@ fn detect() -> u8 {
     // DQ, BW and VL; VBMI, VBMI2, BITALG and VPOPCNTDQ.
     const BYTES_EBX: u32 = 1 << 17 | BW | 1 << 31;
     const BYTES_ECX: u32 = 1 << 1 | 1 << 6 | 1 << 12 | 1 << 14;
-    let base = __cpuid(1).ecx;
-    if __cpuid(0).eax < 7 || base & XSAVE_AND_AVX != XSAVE_AND_AVX {
+    // Each question costs some 10 us in a virtual machine.
+    let (vendor, version) = (__cpuid(0), __cpuid(1));
+    let base = version.ecx;
+    if vendor.eax < 7 || base & XSAVE_AND_AVX != XSAVE_AND_AVX {
         return KNOWN;
     }
     // SAFETY: the OSXSAVE bit means that the instruction exists and is permitted.
@@ -94,7 +96,7 @@ fn detect() -> u8 {
             }
         }
         if base & POPCNT != 0 && more.ebx & BMI == BMI {
-            if !has_slow_pext() {
+            if !has_slow_pext(vendor.ebx, version.eax) {
                 features |= FAST_BMI2;
             }
             let has_bytes = more.ebx & BYTES_EBX == BYTES_EBX && more.ecx & BYTES_ECX == BYTES_ECX;
@@ -106,14 +108,14 @@ fn detect() -> u8 {
     features
 }
 
-/// Returns whether PEXT is done in microcode: by AMD's processors before Zen 3, and by Hygon's.
-fn has_slow_pext() -> bool {
+/// Returns whether PEXT is done in microcode: by AMD's processors before Zen 3, and by Hygon's. `vendor`
+/// has the first letters of the name, and `version` the family.
+fn has_slow_pext(vendor: u32, version: u32) -> bool {
     const AMD: u32 = u32::from_le_bytes(*b"Auth");
     const HYGON: u32 = u32::from_le_bytes(*b"Hygo");
     const ZEN_3: u32 = 0x19;
-    let version = __cpuid(1).eax;
     let family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
-    match __cpuid(0).ebx {
+    match vendor {
         AMD => family < ZEN_3,
         HYGON => true,
         _ => false,
@@ -129,6 +131,18 @@ fn saved_by_system() -> u64 {
 #[cfg(test)]
 mod tests {
     #[test]
+    fn pext_is_slow_before_zen_3() {
+        let name = |letters: &[u8; 4]| u32::from_le_bytes(*letters);
+        let (zen_2, zen_3) = (0x0083_0f10, 0x00a0_0f11);
+        assert!(super::has_slow_pext(name(b"Auth"), zen_2));
+        assert!(!super::has_slow_pext(name(b"Auth"), zen_3));
+        assert!(
+            super::has_slow_pext(name(b"Hygo"), zen_3)
+                && !super::has_slow_pext(name(b"Genu"), 0x306c3)
+        );
+    }
+
+    #[test]
     fn it_is_what_the_standard_library_finds() {
         assert_eq!(super::have_avx2(), std::is_x86_feature_detected!("avx2"));
         assert_eq!(super::have_vpclmulqdq(), std::is_x86_feature_detected!("vpclmulqdq"));
@@ -139,7 +153,9 @@ mod tests {
             && std::is_x86_feature_detected!("popcnt");
         assert_eq!(
             super::have_fast_bmi2(),
-            has_bmi2 && std::is_x86_feature_detected!("avx2") && !super::has_slow_pext()
+            has_bmi2
+                && std::is_x86_feature_detected!("avx2")
+                && !super::has_slow_pext(super::__cpuid(0).ebx, super::__cpuid(1).eax)
         );
         assert_eq!(
             super::have_avx512_bytes(),
