@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// A run that does not answer in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The flag of `curve` that counts the start of a run.
+const SINCE_START: &str = "since-start";
 /// Columns of a command in the list, at most.
 const COMMAND_LEN_MAX: usize = 60;
 
@@ -68,10 +70,14 @@ pub fn curve_command() -> Command {
     };
     Command::new("curve")
         .about("Prints the slowdown that a program under memfold run would have with larger limits, by an estimate")
-        .override_usage("memfold curve [--json|--svg] [PID]")
+        .override_usage("memfold curve [--json|--svg] [--since-start] [PID]")
         .arg(pid_or_only())
         .arg(form("json", "Print it as JSON").conflicts_with("svg"))
         .arg(form("svg", "Print a picture as SVG"))
+        .arg(form(
+            SINCE_START,
+            "Count the run from its start, and not only the last two to four minutes",
+        ))
         .after_help("Exit status: 0; 125 if no run of this user has this process, or if it has loaded nothing yet.")
 }
 
@@ -188,18 +194,28 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 /// 125: there is no such run, it does not answer, or it has loaded nothing yet.
 pub fn curve(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let (_, about) = named(matches)?;
-    let points = CurvePoints::from_json(&about["slowdown_by_limit"]).ok_or_else(|| {
+    let from_start = CurvePoints::from_json(&about["slowdown_by_limit"]).ok_or_else(|| {
         let run = &about["run"];
         CommandFailure::own(format!(
             "Run {run} has loaded no folded memory yet, so nothing can be estimated. Try again later."
         ))
     })?;
+    let recent = Some(&about["recent"]).filter(|_| !matches.get_flag(SINCE_START));
+    let recent = recent.and_then(|recent| {
+        let points = CurvePoints::from_json(&recent["slowdown_by_limit"])?;
+        Some((points, format!("in the last {:.0} s", recent["seconds"].as_f64()?)))
+    });
+    let (points, when) = recent.unwrap_or((from_start, "since the start".to_string()));
     if matches.get_flag("json") {
         say!("{:#}", points.json());
     } else if matches.get_flag("svg") {
         say!("{}", points.svg());
+    } else if points.0.is_empty() {
+        say!(
+            "{when} the run has loaded no folded memory, so a larger limit would save nothing; --since-start counts its start too"
+        );
     } else {
-        say!("slowdown by limit, an estimate:");
+        say!("slowdown by limit {when}, an estimate:");
         for line in points.lines() {
             say!("{line}");
         }

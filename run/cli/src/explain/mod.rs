@@ -120,7 +120,9 @@ impl Scene<'_> {
     /// Returns the remedy of a reason in this run. A program that folding slows down gets no advice
     /// to fold more of it.
     fn fix(&self, row: &ReasonText) -> String {
-        match self.slowdown() {
+        let recent = &self.about["recent"]["slowdown_percent"];
+        let recent = recent.as_f64().filter(|_| self.one.is_none());
+        match recent.or(self.slowdown()) {
             Some(percent) if row.reason == Reason::Hot && percent > SLOWDOWN => format!(
                 "nothing: folding slows the program down by {percent:.0}% already, and a lower limit would more"
             ),

@@ -364,7 +364,11 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
     let (log, mut notes) = (log.clone(), RunNotes::default());
     let look = move || {
         let tables = &for_looks.shared.tables;
-        let mut note = || notes.line(tables, memfold_os::thread::now_ns());
+        let mut note = || {
+            let now_ns = memfold_os::thread::now_ns();
+            for_looks.note_work(now_ns);
+            notes.line(tables, now_ns)
+        };
         processes::watch(tables, || note().into_iter().for_each(|line| log.say(&line)));
     };
     start("memfold-look", Box::new(look)).map_err(failure)?;
