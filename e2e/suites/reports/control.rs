@@ -254,7 +254,6 @@ fn nonsense_is_refused_and_changes_nothing() {
         (&["stat", "4000000000"], &["Process 4000000000", "no such process"]),
         (&["stat", &own], &["to no run of yours", "memfold list"]),
         (&["set", &own, "--limit", "64M"], &["to no run of yours"]),
-        (&["explain"], &["PID"]),
         (&["explain", "x"], &["PID"]),
         (&["explain", "0"], &["PID"]),
         (&["explain", &pid, "--limit", "64M"], &["--limit"]),
