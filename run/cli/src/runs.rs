@@ -212,7 +212,7 @@ pub fn curve(matches: &ArgMatches) -> Result<u8, CommandFailure> {
         say!("{}", points.svg());
     } else if points.0.is_empty() {
         say!(
-            "{when} the run has loaded no folded memory, so a larger limit would save nothing; --since-start counts its start too"
+            "No folded memory was loaded {when}, so a larger limit would save nothing. --since-start counts the start too."
         );
     } else {
         say!("slowdown by limit {when}, an estimate:");
