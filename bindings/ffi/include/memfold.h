@@ -102,7 +102,8 @@ extern "C" {
  Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
  separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least limit or
  resident. delivery=signal needs no permission, but system calls may use the memory only while it
- is pinned. delivery=gate is unavailable here; it is for `memfold run` and Python.
+ is pinned. It is the default for a user without that permission, with a warning on stderr.
+ delivery=gate is unavailable here; it is for `memfold run` and Python.
  */
 enum memfold_status memfold_create(const char *settings, memfold_t *memory);
 

@@ -7,10 +7,11 @@
 mod status;
 mod memories;
 
-use memfold::{Heap, Hint, Memory};
+use memfold::{Error, Heap, Hint, Memory, OpenError};
 use memories::{add, remove, with};
 use status::{Failure, Status, answer};
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::Once;
 
 /// Memory use of a memory in bytes, and counts since it was created.
 #[repr(C)]
@@ -43,7 +44,8 @@ pub struct Stats {
 /// Creates a memory with its threads. `settings` are flags of `memfold run` with their values,
 /// separated by spaces or line ends: "limit=2G codec=zstd swap=/var/tmp". Give at least limit or
 /// resident. delivery=signal needs no permission, but system calls may use the memory only while it
-/// is pinned. delivery=gate is unavailable here; it is for `memfold run` and Python.
+/// is pinned. It is the default for a user without that permission, with a warning on stderr.
+/// delivery=gate is unavailable here; it is for `memfold run` and Python.
 ///
 /// # Safety
 /// - `settings` is a string; `memory` points to where the result may be written. Either may be
@@ -57,21 +59,47 @@ pub unsafe extern "C" fn memfold_create(settings: *const c_char, memory: *mut u6
         // SAFETY: a string, as the caller says.
         let text = unsafe { CStr::from_ptr(settings) };
         let text = text.to_str().map_err(|_| Failure::invalid("the settings are not in UTF-8"))?;
-        let mut builder = Memory::builder();
+        let mut settings = Vec::new();
         for setting in text.split_whitespace() {
             let refusal = || {
                 Failure::invalid(format!(
                     "{setting:?} is not a setting: write name=value, as in limit=2G"
                 ))
             };
-            let (name, value) = setting.split_once('=').ok_or_else(refusal)?;
-            builder = builder.set(name, value);
+            settings.push(setting.split_once('=').ok_or_else(refusal)?);
         }
         // SAFETY: the caller's place for it.
-        unsafe { memory.write(add(&builder.build()?)) };
+        unsafe { memory.write(add(&build(&settings)?)) };
         Ok(())
     })
 }
+
+/// Builds a memory. A user who may use no threads for faults gets signals, unless the settings name
+/// the delivery.
+fn build(settings: &[(&str, &str)]) -> Result<Memory, Failure> {
+    let start = |more: Option<(&'static str, &'static str)>| {
+        let all = settings.iter().copied().chain(more);
+        all.fold(Memory::builder(), |builder, (name, value)| builder.set(name, value)).build()
+    };
+    let delivery = settings.iter().rev().find(|(name, _)| *name == "delivery");
+    match (start(None), delivery) {
+        (Err(refusal @ Error::Userfaultfd(OpenError::Forbidden)), None) => {
+            let memory = start(Some(("delivery", "signal"))).map_err(|_| refusal)?;
+            static WARNS: Once = Once::new();
+            WARNS.call_once(|| eprintln!("memfold: warning: {BY_SIGNAL}"));
+            Ok(memory)
+        }
+        (Err(refusal @ Error::Userfaultfd(OpenError::Forbidden)), Some((_, "thread"))) => {
+            Err(Failure::from(refusal).or(SIGNAL))
+        }
+        (outcome, _) => Ok(outcome?),
+    }
+}
+
+const SIGNAL: &str = "; or give delivery=signal, which needs no permission, but then give memory to system calls only while it is pinned";
+
+const BY_SIGNAL: &str = "delivery=signal is used, because this user may not use userfaultfd for system calls: give memory to system \
+    calls only while it is pinned. delivery=signal in the settings ends this warning";
 
 /// Destroys a memory, and everything that is mapped in it.
 #[unsafe(no_mangle)]

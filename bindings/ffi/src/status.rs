@@ -32,6 +32,12 @@ impl Failure {
         Failure { status: Status::Invalid, text: text.into() }
     }
 
+    /// Adds what else may be done.
+    pub fn or(mut self, advice: &str) -> Failure {
+        self.text += advice;
+        self
+    }
+
     pub fn null() -> Failure {
         Failure::invalid("an argument is a null pointer")
     }

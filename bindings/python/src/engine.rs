@@ -1,10 +1,10 @@
 //! An engine and its heap, as the package's `Memory` uses them.
 use crate::error::exception;
 use memfold_engine::delivery::gate;
-use memfold_engine::{Delivery, Heap, Hint, Memory};
+use memfold_engine::{Delivery, Error, Heap, Hint, Memory, OpenError};
 use memfold_run::request::{RunRequest, VARIABLE};
 use memfold_stats::FIGURES;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyPermissionError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::ops::Range;
@@ -69,26 +69,42 @@ pub struct Engine {
 #[pymethods]
 impl Engine {
     /// Starts an engine with settings by name, as text. Without the setting `delivery` it uses the
-    /// gate where that is available, else threads.
+    /// gate where that is available, else threads, and signals where this user may use neither.
     #[new]
     fn new(py: Python<'_>, settings: Vec<(String, String)>) -> PyResult<Engine> {
-        let mut builder = Memory::builder();
+        let build = |delivery: Option<Delivery>| {
+            let mut builder = Memory::builder();
+            if let Some(delivery) = delivery {
+                builder = builder.delivery(delivery);
+            }
+            for (name, value) in &settings {
+                builder = builder.set(name, value);
+            }
+            py.detach(|| builder.build())
+        };
         // The engine's threads load data from files and the remote store.
         let stores_elsewhere = settings.iter().any(|(name, _)| name == "swap" || name == "remote");
         let delivery = settings.iter().find(|(name, _)| name == "delivery");
-        match delivery.map(|(_, value)| value.as_str()) {
-            None if !stores_elsewhere && arm().is_ok() => builder = builder.delivery(Delivery::Gate),
-            Some("gate") => arm().map_err(|why| {
-                PyOSError::new_err(format!(
-                    "delivery=\"gate\" can't be had here: {why}: leave delivery out, or give \"thread\" or \"signal\""
-                ))
-            })?,
-            _ => {}
-        }
-        for (name, value) in settings {
-            builder = builder.set(&name, &value);
-        }
-        let memory = py.detach(|| builder.build()).map_err(exception)?;
+        let best = match delivery.map(|(_, value)| value.as_str()) {
+            None if !stores_elsewhere && arm().is_ok() => Some(Delivery::Gate),
+            Some("gate") => {
+                arm().map_err(|why| {
+                    PyOSError::new_err(format!(
+                        "delivery=\"gate\" can't be had here: {why}: leave delivery out, or give \"thread\" or \"signal\""
+                    ))
+                })?;
+                None
+            }
+            _ => None,
+        };
+        let memory = match build(best) {
+            Err(refusal @ Error::Userfaultfd(OpenError::Forbidden)) if delivery.is_none() => {
+                // This needs no permission. Where it fails too, the first refusal says what to do.
+                build(Some(Delivery::Signal))
+                    .map_err(|_| PyPermissionError::new_err(refusal.to_string()))?
+            }
+            outcome => outcome.map_err(exception)?,
+        };
         let core = Arc::new(Shared { heap: Heap::new(&memory), lent: Mutex::default() });
         HEAPS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&core));
         Ok(Engine { shared: core })

@@ -117,7 +117,7 @@ except MemoryError as error:
 
 def test_without_permission_it_says_what_to_do(run_script):
     run_script("""
-import os, sys
+import os, sys, warnings
 import memfold, numpy
 if os.geteuid() == 0:
     os.setresgid(65534, 65534, 65534)
@@ -129,11 +129,17 @@ try:
     raise SystemExit("it was to be refused")
 except PermissionError as error:
     assert "sysctl vm.unprivileged_userfaultfd=1" in str(error) and 'delivery="signal"' in str(error), error
-# This needs none.
-mem = memfold.Memory(limit="16MiB", delivery="signal")
+# This needs none, and is the default where the gate can't be had, as with a swap file.
 plain = numpy.arange(8_000_000) // 100
-folded = mem.array(plain)
-assert (folded == plain).all() and mem.stats()["folded_bytes"] > 0
+os.chdir("/tmp")
+for settings, warns in (({"delivery": "signal"}, 0), ({"swap": "/tmp", "swap_keep_free": 0}, 1)):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mem = memfold.Memory(limit="16MiB", **settings)
+    assert mem.delivery == "signal" and len(caught) == warns, (mem.delivery, caught)
+    assert all("mem.pinned" in str(one.message) and one.filename == __file__ for one in caught), caught
+    folded = mem.array(plain)
+    assert (folded == plain).all() and mem.stats()["folded_bytes"] > 0
 """)
 
 

@@ -111,8 +111,13 @@ impl DeviceControl {
             self.backing.set_writeback_limit(limit);
         }
         let stats = self.backing.stats();
-        let rest = stats.spill.and_then(|spill| spill.limit_left_bytes);
-        Ok(json!({"limit_bytes": figures::limit(stats.limit_bytes), "writeback_limit_bytes": rest}))
+        let rest = stats.spill.as_ref().and_then(|spill| spill.limit_left_bytes);
+        Ok(json!({
+            "limit_bytes": figures::limit(stats.limit_bytes),
+            "writeback_limit_bytes": rest,
+            "held_bytes": stats.held_bytes,
+            "writes_back": stats.spill.is_some(),
+        }))
     }
 
     fn idle(&self, request: &Value) -> Result<Value, String> {
@@ -157,7 +162,7 @@ impl DeviceControl {
 }
 
 const NO_FILE: &str =
-    "The server has no file to write back to. Start memfold blk with --writeback PATH.";
+    "The server has no file to write back to. Start memfold blk with --writeback DIR.";
 
 fn pick(request: &Value) -> Result<ObjectPick, String> {
     let name = request["pick"].as_str().unwrap_or("idle");

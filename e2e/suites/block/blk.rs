@@ -305,6 +305,23 @@ fn excess_data_goes_to_a_file_and_a_full_file_is_no_room() {
 }
 
 #[test]
+fn limit_below_what_is_held_is_named_as_not_kept() {
+    if !have(&["nbdcopy"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let blk = Blk::start(&["--size", "64M", "--limit", "128M"]);
+    works("nbdcopy", &[&scratch.file("file", real_bytes(60 << 20), 0o600), &blk.uri]);
+    let answer = blk.asked(&["set", "--limit", "8M"]);
+    let words =
+        "is held, which is above the limit: nothing is dropped, and writes of new data fail";
+    assert!(answer.contains("limit 8.0 MiB") && answer.contains(words), "{answer}");
+    let answer = blk.asked(&["set", "--limit", "128M"]);
+    assert!(!answer.contains("above the limit"), "{answer}");
+    blk.stop();
+}
+
+#[test]
 fn it_is_asked_and_told_while_it_serves() {
     if !have(&["nbdcopy"]) {
         return;

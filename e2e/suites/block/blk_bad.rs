@@ -41,7 +41,7 @@ fn bad_settings_are_refused_and_overwrite_nothing() {
     with(&["--export", "a=1M", "--export", "a=2M"], &["--export", "twice"]);
     with(&["--export", "a=0"], &["--export", "0 bytes"]);
     with(&["--size", "1M", "--writeback", "/nowhere/x"], &["--writeback", "/nowhere/x"]);
-    with(&["--size", "1M", "--writeback-size", "1M"], &["--writeback-size", "--writeback PATH"]);
+    with(&["--size", "1M", "--writeback-size", "1M"], &["--writeback-size", "--writeback DIR"]);
     with(&["--size", "1M", "--tls-cert", "x"], &["--tls-key"]);
     with(&["--size", "1M", "--what"], &["--what"]);
     refused(&["--size", "1M"], &["--unix PATH, --tcp"]);

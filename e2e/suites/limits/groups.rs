@@ -275,7 +275,7 @@ fn wrong_flags_of_groups_are_refused() {
         (&["set", "--group", GROUP, "--resident", "1G"], "--resident"),
         (&["set", "--group", GROUP, "1234", "--limit", "1G"], "cannot be used with"),
         (&["set", "--group", "none-such", "--limit", "none"], "there is no group"),
-        (&["stat"], "required"),
+        (&["set", "--limit", "1G"], "required"),
         (&["wrap", "sh", "--", "--group", "a b"], "can't be the name"),
         (&["wrap", "sh", "--", "--weight", "5"], "give --group NAME too"),
     ] {

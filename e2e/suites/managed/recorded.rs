@@ -79,6 +79,21 @@ fn loads_are_of_the_functions_that_touch_the_memory() {
 }
 
 #[test]
+fn files_of_an_earlier_record_are_kept() {
+    let Some(bin) = binaries() else { return };
+    let scratch = Scratch::new();
+    scratch.file("profile.json", "precious", 0o644);
+    let name = scratch.path("profile");
+    let flags = ["record", "--output", &name, "--limit", "64M", "--", "true"];
+    let output = memfold(&bin, &flags).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = format!("the files of an earlier record are now {name}.json.old\n");
+    assert!(output.status.success() && text.contains(&line), "{text}");
+    let of = |suffix: &str| std::fs::read_to_string(format!("{name}{suffix}")).unwrap();
+    assert!(of(".json.old") == "precious" && of(".json") != "precious", "{text}");
+}
+
+#[test]
 fn each_load_is_sampled_or_counted_as_lost() {
     let program = compile("recorded");
     let flags = ["--limit", "16M", "--every", "1"];

@@ -72,6 +72,13 @@ fn killing_filter_is_named_and_its_child_runs_unmanaged() {
     ] {
         let refusal = command_filtered(call, &["run", "--limit", "64M", "--", "true"]);
         assert_refused(&refusal, 125, &["A seccomp filter kills", name]);
+        let words =
+            ["run", "--if-possible", "--limit", "64M", "--", "sh", "-c", "echo ran; exit 3"];
+        let output = command_filtered(call, &words);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let outcome = (output.status.code(), &output.stdout[..], errors.lines().count());
+        assert_eq!(outcome, (Some(3), &b"ran\n"[..], 1), "{errors}");
+        assert!(errors.contains("sh runs without memfold") && errors.contains(name), "{errors}");
         let text = screen(&command_filtered(call, &["check", "--limit", "64M"]), 1);
         let (mark, answer) = line(&text, "sandbox");
         assert!(mark == "NO" && answer.contains(name), "{text}");
@@ -185,6 +192,7 @@ fn settings_commands_and_limits_that_run_refuses_are_told() {
     let cases: &[(&[&str], &str, &str)] = &[
         (&["--limit", "1M"], "settings", "too small"),
         (&["--limit", "64M", "--swap", "/no/such/directory/file"], "swap file", "/no/such"),
+        (&["--limit", "64M", "--swap", "/tmp/no-such-directory"], "swap file", "Make it"),
         (&["--limit", "64M", "--", "no-such-command"], "command", "not found"),
     ];
     for (arguments, name, word) in cases {

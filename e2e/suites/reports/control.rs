@@ -1,6 +1,6 @@
 //! `memfold run --list`, `memfold stat` and `memfold set` on running programs.
 use crate::common::{
-    HANG, Holder, Scratch, assert_refused, binaries, can_make_worlds, compile, memfold,
+    HANG, Holder, Scratch, assert_refused, binaries, can_make_worlds, compile, memfold, memfold_in,
 };
 use std::io::BufReader;
 use std::path::Path;
@@ -43,6 +43,56 @@ fn a_live_limit_is_shrunk_and_grown_and_memory_follows() {
         assert!(begin.elapsed() < HANG, "limit 256M: {} MiB resident", holder.resident_mib());
         holder.check();
     }
+    holder.end();
+}
+
+/// Asks as [`ask`] does, where only runs in the scratch directory can be found.
+fn ask_alone(bin: &Path, scratch: &Scratch, arguments: &[&str]) -> Output {
+    let world =
+        r#"mkdir -p -m 700 /tmp/memfold-0 && mount -t tmpfs none /tmp/memfold-0 && exec "$@""#;
+    memfold_in(world, bin, arguments).env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap()
+}
+
+#[test]
+fn only_run_needs_no_pid_and_one_of_two_does() {
+    let Some(bin) = binaries() else { return };
+    if !can_make_worlds() {
+        return;
+    }
+    let (program, scratch) = (compile("holder"), Scratch::new());
+    for command in ["stat", "curve", "explain"] {
+        let refusal = ask_alone(&bin, &scratch, &[command]);
+        assert_refused(&refusal, 125, &["This user has no run"]);
+        assert_refused(
+            &ask_alone(&bin, &scratch, &[command, "abc"]),
+            125,
+            &["'abc'", "no process ID"],
+        );
+    }
+    let holder = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "16");
+    let run = holder.runner.id();
+    for command in ["stat", "explain"] {
+        let answer = text(&ask_alone(&bin, &scratch, &[command]));
+        assert!(answer.starts_with(&format!("run {run}, ")), "{answer}");
+    }
+    assert_refused(
+        &ask_alone(&bin, &scratch, &["curve"]),
+        125,
+        &[&format!("Run {run} has loaded no")],
+    );
+    let list = text(&ask_alone(&bin, &scratch, &["run", "--list"]));
+    assert!(list.contains(&run.to_string()), "{list}");
+    for command in ["list", "ls", "ps"] {
+        let line = |list: &str| list.lines().next().unwrap().to_string();
+        assert_eq!(line(&text(&ask_alone(&bin, &scratch, &[command]))), line(&list), "{command}");
+    }
+    let other = Holder::start(&bin, &scratch, &["--limit", "64M"], &program.path, "16");
+    let numbers = [run, other.runner.id()].map(|run| run.to_string());
+    for command in ["stat", "curve", "explain"] {
+        let words = ["several runs", &numbers[0], &numbers[1]];
+        assert_refused(&ask_alone(&bin, &scratch, &[command]), 125, &words);
+    }
+    other.end();
     holder.end();
 }
 
@@ -202,14 +252,13 @@ fn nonsense_is_refused_and_changes_nothing() {
         (&["stat", "0"], &["PID"]),
         (&["stat", "x"], &["PID"]),
         (&["stat", "4000000000"], &["Process 4000000000", "no such process"]),
-        (&["stat", &own], &["to no run of yours", "memfold run --list"]),
+        (&["stat", &own], &["to no run of yours", "memfold list"]),
         (&["set", &own, "--limit", "64M"], &["to no run of yours"]),
-        (&["explain"], &["PID"]),
         (&["explain", "x"], &["PID"]),
         (&["explain", "0"], &["PID"]),
         (&["explain", &pid, "--limit", "64M"], &["--limit"]),
         (&["explain", "4000000000"], &["Process 4000000000", "no such process"]),
-        (&["explain", &own], &["to no run of yours", "memfold run --list"]),
+        (&["explain", &own], &["to no run of yours", "memfold list"]),
         (&["run", "--list", "--limit", "64M"], &["--list"]),
     ] {
         let output = ask(&bin, &scratch, arguments);

@@ -136,6 +136,21 @@ fn kill_by_the_kernel_names_its_cgroup() {
     assert_eq!(text.lines().count(), 3, "{text}");
 }
 
+/// A lower limit can't be kept either.
+#[test]
+fn kill_for_data_that_does_not_compress_advises_a_swap_file() {
+    let Some(group) = MemoryCgroup::new(128 << 20) else { return };
+    let fills = "import os\nall = [os.urandom(1 << 20) for _ in range(300)]";
+    for flags in [&[][..], &["--limit", "80M"]] {
+        let Some(output) = run_in(&group, flags, &["python3", "-c", fills]) else { return };
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(137), "{text}");
+        let cure =
+            "of data do not compress, so only a file can take them. Give --swap DIR, or raise";
+        assert!(text.contains(cure) && !text.contains("M or less"), "{text}");
+    }
+}
+
 #[test]
 fn kill_of_a_child_is_counted_in_the_summary() {
     let Some(group) = MemoryCgroup::new(64 << 20) else { return };

@@ -104,6 +104,30 @@ fn help_and_version_are_no_failure() {
         assert!(words.contains(&line), "{line}");
     }
     assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    let short = String::from_utf8(memfold(&bin, &["run", "-h"]).output().unwrap().stdout).unwrap();
+    assert!(short.lines().count() <= 60, "{short}");
+    for word in ["--limit <SIZE>", "--summary", "--swap <DIR>", "memfold run --help"] {
+        assert!(short.contains(word), "{word}: {short}");
+    }
+    assert!(!short.contains("--swap-encrypt"), "{short}");
+}
+
+#[test]
+fn if_possible_runs_the_program_where_the_machine_is_too_small_and_forgives_no_mistake() {
+    let Some(bin) = binaries() else { return };
+    let run = |limit: &str, command: &str| {
+        let words = ["run", "--if-possible", "--limit", limit, "--", "sh", "-c", command];
+        memfold(&bin, &words).output().unwrap()
+    };
+    let output = run("900T", "trap - PIPE; echo ran; exit 4");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(4), &b"ran\n"[..]), "{errors}");
+    assert!(errors.lines().count() == 1 && errors.contains("is more than the memory"), "{errors}");
+    let preloaded = "grep -q libmemfold_preload /proc/$$/maps";
+    assert_eq!(run("900T", preloaded).status.code(), Some(1));
+    assert_eq!(run("64M", preloaded).status.code(), Some(0));
+    assert_refused(&run("lots", "echo ran"), 125, &["--limit", "lots"]);
+    assert_refused(&run("1M", "echo ran"), 125, &["too small"]);
 }
 
 /// AppImages and other bundles do this.

@@ -84,6 +84,10 @@ fn log_flag_appends_all_messages_to_the_file() {
         lines[0] == "before" && lines[1].contains("can't be kept") && lines.len() > 3,
         "{text}"
     );
+    // Runs may share a file, so each line names its run.
+    let run_of = |line: &str| line.strip_prefix("memfold[")?.split_once("]: ")?.0.parse().ok();
+    let runs: Vec<Option<u32>> = lines[1..].iter().map(|line| run_of(line)).collect();
+    assert!(runs[0].is_some() && runs.iter().all(|run| *run == runs[0]), "{text}");
     let output = run(&bin, &["--log", "/dev/full"], &["sh", "-c", "kill -9 $$"]);
     let lines = self::said(&output);
     assert!(lines.len() == 4 && lines[1].contains("SIGKILL ended the program"), "{lines:?}");

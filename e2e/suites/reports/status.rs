@@ -1,11 +1,11 @@
 //! `memfold run` ends as its program ends, and passes signals on.
-use crate::common::{Scratch, assert_refused, binaries, memfold, run};
+use crate::common::{Scratch, assert_refused, binaries, can_make_worlds, memfold, run};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::FromRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 #[test]
@@ -87,7 +87,7 @@ fn scripts_run_and_their_arguments_arrive_untouched() {
 
 /// A program that prints `ready` and the name of each signal it gets, and ends at TERM with status
 /// 9.
-const LISTENER: &str = "trap 'echo TERM; exit 9' TERM; for s in INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; \
+const LISTENER: &str = "trap 'echo TERM; exit 9' TERM; for s in INT HUP QUIT USR1 USR2 ALRM WINCH RTMIN+3; do trap \"echo $s\" $s; done; \
                         echo ready; while :; do sleep 0.02; done";
 
 /// A started memfold. Dropping it kills it, so it does not outlive a failed test.
@@ -145,12 +145,36 @@ fn signals_reach_the_program_and_memfold_outlives_them() {
         (libc::SIGQUIT, "QUIT"),
         (libc::SIGUSR1, "USR1"),
         (libc::SIGUSR2, "USR2"),
+        (libc::SIGALRM, "ALRM"),
+        (libc::SIGWINCH, "WINCH"),
+        (libc::SIGRTMIN() + 3, "RTMIN+3"),
         (libc::SIGTERM, "TERM"),
     ] {
         send(child.id(), signal);
         assert_eq!(line(&mut lines), name);
     }
     assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
+/// Orphans are children of PID 1, also as zombies. The program waits until none is left.
+#[test]
+fn memfold_as_pid_1_reaps_orphans_and_passes_signals_on() {
+    let Some(bin) = binaries() else { return };
+    if !can_make_worlds() {
+        return;
+    }
+    let script = "trap 'exit 43' TERM; for i in $(seq 50); do (sleep 0.01 &); done; left=99; while [ $left -gt 1 ]; do \
+                  left=0; for one in /proc/[0-9]*/stat; do read -r _ _ _ parent _ 2>/dev/null <$one && \
+                  [ \"$parent\" = 1 ] && left=$((left + 1)); done; done; echo ready; (kill -TERM 1); \
+                  while :; do sleep 0.01; done";
+    let inner = memfold(&bin, &["run", "--limit", "64M", "--", "bash", "-c", script]);
+    let mut outer = Command::new("timeout");
+    outer.args(["-s", "KILL", "120", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    outer.arg(inner.get_program()).args(inner.get_args()).env_remove("MEMFOLD_RUN");
+    let output = outer.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(43), "{text}");
+    assert_eq!(output.stdout, b"ready\n", "{text}");
 }
 
 #[test]

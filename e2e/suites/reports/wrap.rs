@@ -66,6 +66,7 @@ fn b6_wrapped_commands_run_under_memfold_until_they_are_unwrapped() {
     assert!(out.starts_with(&format!("<{tool}><a><b c>")) && status == 0, "{out}");
     let list = wrapper.done(&["wrap"]);
     assert!(list.starts_with("tool: ") && list.contains("--limit 64M -- tool"), "{list}");
+    assert!(list.contains(" run --wrapped --if-possible --limit"), "{list}");
     // Once more, with other flags; and in a run, whose limit counts then.
     wrapper.done(&["wrap", "tool"]);
     let out = wrapper.done(&["run", "--limit", "64M", "--", "tool", "a", "b c"]);
@@ -119,7 +120,7 @@ fn services_get_a_drop_in_and_lose_it() {
     assert_eq!(output, format!("{path}\n"));
     let memfold = wrapper.bin.join("memfold");
     let line = format!(
-        "ExecStart=\nExecStart={} run --slowdown 5%% -- /usr/bin/env tool\n",
+        "ExecStart=\nExecStart={} run --if-possible --slowdown 5%% -- /usr/bin/env tool\n",
         memfold.display()
     );
     assert!(std::fs::read_to_string(&path).unwrap().contains(&line));

@@ -159,15 +159,15 @@ fn run_killed_while_writing_frees_its_swap_space() {
     drop(mount);
 }
 
-/// Each process that the shell starts checks whether the file is there.
+/// Each process that the shell starts makes a file in the directory.
 #[test]
-fn processes_that_start_together_with_one_swap_file_never_fail() {
+fn processes_that_start_together_with_one_swap_directory_never_fail() {
     let Some(bin) = binaries() else { return };
     let scratch = Scratch::new();
-    let file = scratch.path("file");
+    let dir = scratch.path("");
     let script =
         "for round in 1 2 3 4 5; do for n in $(seq 40); do /bin/echo $n & done; wait; done";
-    let output = run(&bin, &["--swap", &file], &["sh", "-c", script]);
+    let output = run(&bin, &["--swap", &dir], &["sh", "-c", script]);
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(
         (output.status.code(), output.stdout.iter().filter(|b| **b == b'\n').count()),
@@ -190,6 +190,13 @@ fn unusable_swap_directory_is_refused_before_the_start() {
         &run(&bin, &["--swap", "/nowhere/at/all"], &["true"]),
         125,
         &["--swap", "no swap file can be made"],
+    );
+    // A mistyped directory: the data must not go to its parent.
+    let typo = scratch.path("scrach");
+    assert_refused(
+        &run(&bin, &["--swap", &typo], &["true"]),
+        125,
+        &["--swap", &typo, "there is no such directory. Make it, or give another"],
     );
     assert_eq!(std::fs::read(&file).unwrap(), b"data");
 }

@@ -9,7 +9,7 @@ use crate::printable::printable;
 use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
-use memfold_engine::config::keys::KEYS;
+use memfold_engine::config::keys::{Audience, KEYS};
 use memfold_engine::config::{Config, Size};
 use memfold_os::probe::{self, CALLS};
 use memfold_os::uffd::{Uffd, UffdSource, feature};
@@ -198,13 +198,16 @@ const CHECKS: &[SystemCheck] = &[
     },
 ];
 
+const STATUSES: &str = "Exit status: 0 if memfold run with these settings would work here, 1 if not, 125 if the check failed.";
+
 /// Returns the command line of `check`: that of `run`.
 pub fn command() -> Command {
     run::command()
         .name("check")
         .about("Checks whether memfold run works here, and prints what does not work, why, and what to do")
         .override_usage("memfold check [OPTIONS of run] [--] [CMD]")
-        .after_help("Exit status: 0 if memfold run with these settings would work here, 1 if not, 125 if the check failed.")
+        .after_help(STATUSES)
+        .after_long_help(STATUSES)
 }
 
 /// Prints the results. Returns 0 if a run would work, else 1.
@@ -522,7 +525,8 @@ fn library(_: &ArgMatches) -> CheckAnswer {
 fn given(matches: &ArgMatches) -> Vec<OsString> {
     let is_given = |name: &str| matches.value_source(name) == Some(ValueSource::CommandLine);
     let mut flags: Vec<OsString> = Vec::new();
-    let names = KEYS.iter().map(|key| key.name).chain(group::FLAGS.map(|[name, ..]| name));
+    let keys = KEYS.iter().filter(|key| key.audience != Audience::Libraries);
+    let names = keys.map(|key| key.name).chain(group::FLAGS.map(|[name, ..]| name));
     for name in names.filter(|name| is_given(name)) {
         let value = matches.get_one::<String>(name).cloned().unwrap_or_default();
         flags.push(format!("--{name}={value}").into());

@@ -7,6 +7,7 @@ use crate::failure::CommandFailure;
 use crate::group::member::{GroupMember, GroupRequest};
 use crate::report::figures::RunFigures;
 use crate::report::json::{figures, of_process};
+use crate::report::recent::RecentWork;
 use crate::report::recommended::LimitCurve;
 use crate::sockets;
 use crate::table::hand_over::HandOver;
@@ -34,6 +35,8 @@ pub struct RunControl {
     pub start: Instant,
     /// Its membership in a group.
     pub group: Option<GroupMember>,
+    /// What folding has cost it in the last minutes.
+    pub recent: Mutex<RecentWork>,
 }
 
 impl RunControl {
@@ -53,7 +56,8 @@ impl RunControl {
         let _ = unsafe { hand_over.tables.bounds().run_here() };
         let group = group.map(GroupMember::join).transpose()?;
         let (config, start) = (Mutex::new(config), Instant::now());
-        let run = RunControl { shared: hand_over, config, arguments, start, group };
+        let recent = Mutex::default();
+        let run = RunControl { shared: hand_over, config, arguments, start, group, recent };
         run.set_bounds(&run.config());
         Ok(run)
     }
@@ -130,7 +134,26 @@ impl RunControl {
             "sum": Value::Object(figures(&sum)),
             "recommended_limits": curve.as_ref().map(LimitCurve::json),
             "slowdown_by_limit": curve.map(|curve| curve.points().json()),
+            "recent": self.recent(&sum),
         })
+    }
+
+    /// Returns what folding has cost in the last minutes, or null in the first ones.
+    fn recent(&self, sum: &RunFigures) -> Value {
+        let recent = self.recent.lock().expect("no thread panics with the lock");
+        let Some(begin) = recent.begin() else { return Value::Null };
+        let curve = LimitCurve::since(&self.shared.tables, sum, Some(begin));
+        json!({
+            "seconds": begin.seconds_until(memfold_os::thread::now_ns()),
+            "slowdown_percent": begin.slowdown(sum),
+            "slowdown_by_limit": curve.map_or(json!([]), |curve| curve.points().json()),
+        })
+    }
+
+    /// Notes what the run has done, for the last minutes.
+    pub fn note_work(&self, now_ns: u64) {
+        let mut recent = self.recent.lock().expect("no thread panics with the lock");
+        recent.note(&self.shared.tables, now_ns);
     }
 
     fn about_group(&self) -> Option<Value> {

@@ -124,7 +124,7 @@ impl Log {
         if line.level > self.level {
             return;
         }
-        let text = self.formatted(line);
+        let text = self.formatted(line, inner.file.is_some());
         let Err(e) = inner.out.write_all(text.as_bytes()) else { return };
         // A closed stderr is no error.
         let Some(file) = inner.file.take() else { return };
@@ -134,12 +134,15 @@ impl Log {
             plain(&e)
         ));
         inner.out = Box::new(io::stderr());
-        let _ = inner.out.write_all((self.formatted(&why) + &text).as_bytes());
+        let _ = inner
+            .out
+            .write_all((self.formatted(&why, false) + &self.formatted(line, false)).as_bytes());
     }
 
-    fn formatted(&self, line: &LogLine) -> String {
+    /// Returns a line for a file, which several runs may share, or for stderr.
+    fn formatted(&self, line: &LogLine, in_file: bool) -> String {
         match self.format {
-            LogFormat::Text => line.text(),
+            LogFormat::Text => line.text(in_file.then(std::process::id)),
             LogFormat::Json => line.json(),
         }
     }
@@ -174,12 +177,13 @@ impl LogLine {
     }
 
     /// Returns the line with its control characters escaped, because a process may leave any bytes, and
-    /// a terminal would obey them.
-    fn text(&self) -> String {
+    /// a terminal would obey them. `run` is the process ID to name, as syslog does.
+    fn text(&self, run: Option<u32>) -> String {
         let text = printable(&self.text);
+        let whose = run.map_or(String::new(), |run| format!("[{run}]"));
         match self.process {
-            Some(process) => format!("memfold: process {process}: {text}\n"),
-            None => format!("memfold: {text}\n"),
+            Some(process) => format!("memfold{whose}: process {process}: {text}\n"),
+            None => format!("memfold{whose}: {text}\n"),
         }
     }
 
@@ -234,8 +238,9 @@ mod tests {
     #[test]
     fn lines_that_are_not_said_are_told_of_once() {
         let mut messages = HashSet::new();
-        let lost_text =
-            |messages: &mut HashSet<String>, count| lost(messages, count).map(|line| line.text());
+        let lost_text = |messages: &mut HashSet<String>, count| {
+            lost(messages, count).map(|line| line.text(None))
+        };
         assert_eq!(lost_text(&mut messages, 0), None);
         assert!(lost_text(&mut messages, 3).is_some_and(|line| line.contains("were lost")));
         assert_eq!(lost_text(&mut messages, 3), None);
@@ -252,7 +257,7 @@ mod tests {
             MailLine { process: 1, last: true, text: "a\u{1b}[2J\r\nmemfold: b é".to_string() };
         let expected = "memfold: process 1: a\\u{1b}[2J\\r\\nmemfold: b é\n";
         let line = line(&mut HashSet::new(), &letter, 7).unwrap();
-        assert_eq!(line.text(), expected);
+        assert_eq!(line.text(None), expected);
         let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
         assert_eq!((&json["level"], &json["process"]), (&"error".into(), &1.into()));
         assert_eq!(json["message"], "a\u{1b}[2J\r\nmemfold: b é");
@@ -284,7 +289,7 @@ mod tests {
         let mut messages = HashSet::new();
         let mut of = |process, last, text: &str| {
             let letter = MailLine { process, last, text: text.to_string() };
-            line(&mut messages, &letter, 7).map(|line| line.text())
+            line(&mut messages, &letter, 7).map(|line| line.text(None))
         };
         assert_eq!(
             of(8, false, "warning: process 8 is so").as_deref(),

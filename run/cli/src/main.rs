@@ -36,6 +36,7 @@ use clap::error::ErrorKind;
 use documentation::{completions, man};
 use failure::CommandFailure;
 use printable::printable;
+use run::help::{self, HELP};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -43,7 +44,7 @@ Examples:
   memfold run --limit 1G -- python3 train.py
   memfold run --limit 25% --summary -- ./app --its-own-flag
   memfold check
-  memfold run --list
+  memfold list
   memfold stat 1234
   memfold set 1234 --limit 512M
   memfold curve 1234
@@ -58,7 +59,7 @@ Examples:
   memfold completions bash > ~/.local/share/bash-completion/completions/memfold
   memfold man ~/.local/share/man/man1
 
-`memfold run --help` lists the settings and the exit statuses.";
+`memfold run -h` lists the flags that most users need, `memfold run --help` all, with the exit statuses.";
 
 fn main() -> ExitCode {
     let result = bench::help().map_or_else(dispatch, Err);
@@ -72,12 +73,16 @@ fn main() -> ExitCode {
 fn dispatch() -> Result<u8, CommandFailure> {
     match command().try_get_matches() {
         Ok(matches) => match matches.subcommand() {
+            Some(("run", matches)) if matches.get_flag(HELP) => help::print(run::command()),
+            Some(("record", matches)) if matches.get_flag(HELP) => help::print(record::command()),
+            Some(("check", matches)) if matches.get_flag(HELP) => help::print(check::command()),
             Some(("run", matches)) if matches.get_flag(run::CHECK) => check::main(matches),
             Some(("run", matches)) => run::main(matches),
             Some(("check", matches)) => check::main(matches),
             Some(("jupyter", matches)) => jupyter::main(matches),
             Some(("wrap", matches)) => wrap::wrap(matches),
             Some(("unwrap", matches)) => wrap::unwrap(matches),
+            Some(("list", _)) => runs::list(),
             Some(("stat", matches)) => runs::stat(matches),
             Some(("set", matches)) => runs::set(matches),
             Some(("curve", matches)) => runs::curve(matches),
@@ -105,6 +110,7 @@ fn command() -> Command {
         .subcommand(run::command())
         .subcommand(record::command())
         .subcommand(check::command())
+        .subcommand(runs::list_command())
         .subcommand(runs::stat_command())
         .subcommand(runs::set_command())
         .subcommand(runs::curve_command())

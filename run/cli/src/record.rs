@@ -11,7 +11,7 @@ const EVERY: &str = "every";
 const EVERY_DEFAULT: &str = "64";
 
 /// Flags of `run` that do something else than running a program.
-const REFUSED: [&str; 3] = ["check", "list", "wrapped"];
+const REFUSED: [&str; 4] = ["check", "if-possible", "list", "wrapped"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,7 +43,7 @@ pub fn command() -> Command {
                 .default_value("memfold-record")
                 .value_parser(value_parser!(PathBuf))
                 .value_hint(ValueHint::AnyPath)
-                .help("Write the profiles to NAME.json and NAME.collapsed"),
+                .help("Write the profiles to NAME.json and NAME.collapsed; earlier ones get the suffix .old"),
         )
         .arg(
             Arg::new(EVERY)
@@ -61,6 +61,7 @@ pub fn command() -> Command {
             }
         })
         .after_help(EXAMPLES)
+        .after_long_help(EXAMPLES)
 }
 
 /// Runs the program and records it. Returns its exit status.

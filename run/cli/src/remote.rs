@@ -10,6 +10,10 @@ use crate::sockets;
 use memfold_engine::config::Config;
 use memfold_os::raw::set_warner;
 use memfold_remote::{Service, StoreSettings};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -40,7 +44,9 @@ const IGNORED: [i32; 9] = [
 /// A service in its own process. It deletes its keys in the store and ends when this is dropped,
 /// and when this process ends in any other way.
 pub struct RemoteService {
-    pid: libc::pid_t,
+    /// The process. `None` once it was ended. It may have been reaped: [`crate::child`] reaps every
+    /// child that has ended.
+    process: Option<OwnedFd>,
     /// The connection to the service. Closing it ends the service, which then reports the result.
     line: UnixStream,
     expiry_s: u32,
@@ -123,10 +129,13 @@ impl RemoteService {
                 });
                 serve(settings, &path, its)
             }
-            pid => pid,
+            pid => Pid::from_raw(pid).expect("a child has a number above 0"),
         };
         drop(its);
-        let mut remote = RemoteService { pid, line, expiry_s };
+        // The child was not reaped yet, so the number is its own.
+        let process = pidfd_open(pid, PidfdFlags::empty())
+            .map_err(|e| failure(io::Error::from_raw_os_error(e.raw_os_error())))?;
+        let mut remote = RemoteService { process: Some(process), line, expiry_s };
         let mut answer = String::new();
         BufReader::new(&mut remote.line).read_line(&mut answer).map_err(failure)?;
         match answer.as_str() {
@@ -147,28 +156,22 @@ impl RemoteService {
                 self.expiry_s
             )
         };
-        if self.pid == 0 {
-            return Ok(());
-        }
+        let Some(process) = self.process.take() else { return Ok(()) };
         let _ = self.line.shutdown(Shutdown::Write);
         let _ = self.line.set_read_timeout(Some(END));
-        // SAFETY: the process is a child that was not waited for, so the number is its own. It may
-        // be stopped, so it is continued.
-        unsafe { libc::kill(self.pid, libc::SIGCONT) };
+        // It may be stopped.
+        let _ = pidfd_send_signal(&process, Signal::CONT);
         let mut answer = String::new();
         let result = match self.line.read_to_string(&mut answer).map(|_| answer.as_str()) {
             Ok(DONE) => Ok(()),
             Ok("") => Err(failure("was killed")),
             Ok(why) => Err(why.trim_end().to_string()),
             Err(_) => {
-                // SAFETY: the process is a child that was not waited for, so the number is its own.
-                unsafe { libc::kill(self.pid, libc::SIGKILL) };
+                let _ = pidfd_send_signal(&process, Signal::KILL);
                 Err(failure("did not end in time"))
             }
         };
-        // SAFETY: the status pointer may be null, and nothing else waits for this child.
-        unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
-        self.pid = 0;
+        let _ = waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED);
         result
     }
 }

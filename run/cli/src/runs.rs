@@ -6,7 +6,7 @@ use crate::report::curve::CurvePoints;
 use crate::report::summary::cost;
 use crate::sockets;
 use crate::table::processes::run_of;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use memfold_engine::config::Size;
 use serde_json::{Value, json};
 use std::fs;
@@ -17,8 +17,17 @@ use std::time::Duration;
 
 /// A run that does not answer in this time is stopped, or too busy.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The flag of `curve` that counts the start of a run.
+const SINCE_START: &str = "since-start";
 /// Columns of a command in the list, at most.
 const COMMAND_LEN_MAX: usize = 60;
+
+/// Returns the command line of `list`.
+pub fn list_command() -> Command {
+    Command::new("list")
+        .visible_aliases(["ls", "ps"])
+        .about("Lists the runs of this user, as memfold run --list does")
+}
 
 /// Returns the command line of `stat`.
 pub fn stat_command() -> Command {
@@ -28,8 +37,8 @@ pub fn stat_command() -> Command {
         .help("Print every counter as JSON");
     Command::new("stat")
         .about("Prints the memory use and counters of a program under memfold run, or of a group")
-        .override_usage("memfold stat [--json] PID\n       memfold stat [--json] --group NAME")
-        .arg(pid())
+        .override_usage("memfold stat [--json] [PID]\n       memfold stat [--json] --group NAME")
+        .arg(pid_or_only().conflicts_with(group::GROUP))
         .arg(group_flag("Print the runs of this group"))
         .arg(json)
         .after_help("Exit status: 0; 125 if no run of this user has this process, or there is no such group.")
@@ -43,7 +52,7 @@ pub fn set_command() -> Command {
     Command::new("set")
         .about("Changes the limit of a running program under memfold run, or makes or changes a group")
         .override_usage("memfold set PID [--limit SIZE] [--resident SIZE]\n       memfold set --group NAME --limit SIZE")
-        .arg(pid())
+        .arg(pid_of_run().required_unless_present(group::GROUP).conflicts_with(group::GROUP))
         .arg(group_flag("Make this group, or change its limit; --limit none removes it"))
         .arg(bound("limit", "Physical memory of the whole run, as in memfold run; none removes the limit"))
         .arg(bound("resident", "Uncompressed memory, as in memfold run; none removes the limit"))
@@ -61,21 +70,35 @@ pub fn curve_command() -> Command {
     };
     Command::new("curve")
         .about("Prints the slowdown that a program under memfold run would have with larger limits, by an estimate")
-        .override_usage("memfold curve [--json|--svg] PID")
-        .arg(pid_of_run().required(true))
+        .override_usage("memfold curve [--json|--svg] [--since-start] [PID]")
+        .arg(pid_or_only())
         .arg(form("json", "Print it as JSON").conflicts_with("svg"))
         .arg(form("svg", "Print a picture as SVG"))
+        .arg(form(
+            SINCE_START,
+            "Count the run from its start, and not only the last two to four minutes",
+        ))
         .after_help("Exit status: 0; 125 if no run of this user has this process, or if it has loaded nothing yet.")
 }
 
-fn pid() -> Arg {
-    pid_of_run().required_unless_present(group::GROUP).conflicts_with(group::GROUP)
+/// Returns the argument for a run that may be left out where there is only one.
+pub fn pid_or_only() -> Arg {
+    pid_of_run().help(
+        "Process ID of memfold run, or of any process of the run; not needed if this user has only one run",
+    )
+}
+
+/// Reads a process ID. Returns `None` if the text is none.
+pub fn process_id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|pid| *pid > 0)
 }
 
 fn pid_of_run() -> Arg {
     Arg::new("pid")
         .value_name("PID")
-        .value_parser(value_parser!(u32).range(1..))
+        .value_parser(|text: &str| {
+            process_id(text).ok_or("it is no process ID. `memfold list` shows those of the runs")
+        })
         .help("Process ID of memfold run, or of any process of the run")
 }
 
@@ -171,18 +194,28 @@ pub fn stat(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 /// 125: there is no such run, it does not answer, or it has loaded nothing yet.
 pub fn curve(matches: &ArgMatches) -> Result<u8, CommandFailure> {
     let (_, about) = named(matches)?;
-    let points = CurvePoints::from_json(&about["slowdown_by_limit"]).ok_or_else(|| {
+    let from_start = CurvePoints::from_json(&about["slowdown_by_limit"]).ok_or_else(|| {
         let run = &about["run"];
         CommandFailure::own(format!(
             "Run {run} has loaded no folded memory yet, so nothing can be estimated. Try again later."
         ))
     })?;
+    let recent = Some(&about["recent"]).filter(|_| !matches.get_flag(SINCE_START));
+    let recent = recent.and_then(|recent| {
+        let points = CurvePoints::from_json(&recent["slowdown_by_limit"])?;
+        Some((points, format!("in the last {:.0} s", recent["seconds"].as_f64()?)))
+    });
+    let (points, when) = recent.unwrap_or((from_start, "since the start".to_string()));
     if matches.get_flag("json") {
         say!("{:#}", points.json());
     } else if matches.get_flag("svg") {
         say!("{}", points.svg());
+    } else if points.0.is_empty() {
+        say!(
+            "No folded memory was loaded {when}, so a larger limit would save nothing. --since-start counts the start too."
+        );
     } else {
-        say!("slowdown by limit, an estimate:");
+        say!("slowdown by limit {when}, an estimate:");
         for line in points.lines() {
             say!("{line}");
         }
@@ -290,9 +323,32 @@ fn set_bounds(path: &Path, run: &Value, request: &Value) -> Result<String, Comma
     }
 }
 
-/// Returns the run with the process that the command line names, and its answer to `stat`.
-fn named(matches: &ArgMatches) -> Result<(PathBuf, Value), CommandFailure> {
-    find(*matches.get_one::<u32>("pid").expect("clap requires it"))
+/// Returns the run with the process that the command line names, and its answer to `stat`. If it names
+/// none, returns the only run.
+///
+/// # Errors
+/// Those of [`find`]. 125: no process is named, and there is no run or more than one.
+pub fn named(matches: &ArgMatches) -> Result<(PathBuf, Value), CommandFailure> {
+    if let Some(pid) = matches.get_one::<u32>("pid") {
+        return find(*pid);
+    }
+    let all = sockets::all(sockets::RUN).into_iter();
+    let mut all = all.filter_map(|(run, path)| match ask(&path, &json!({"do": "stat"})) {
+        Ok(about) => about.map(|about| (run, Ok((path, about)))),
+        Err(e) => Some((run, Err(CommandFailure::own(format!("Run {run}: {e}"))))),
+    });
+    match (all.next(), all.next()) {
+        (None, _) => Err(CommandFailure::own(
+            "This user has no run. memfold run starts one. For that of another user, ask as that user.",
+        )),
+        (Some((_, only)), None) => only,
+        (Some((one, _)), Some((other, _))) => {
+            let rest = all.map(|(run, _)| format!(", {run}")).collect::<String>();
+            Err(CommandFailure::own(format!(
+                "This user has several runs. Give the PID of one: {one}, {other}{rest}. `memfold list` shows their commands."
+            )))
+        }
+    }
 }
 
 /// Returns the run with the given process, and its answer to `stat`.
@@ -324,7 +380,7 @@ pub fn find(pid: u32) -> Result<(PathBuf, Value), CommandFailure> {
                 about.uid()
             )
         }
-        Ok(_) => "it belongs to no run of yours. `memfold run --list` shows your runs.".to_string(),
+        Ok(_) => "it belongs to no run of yours. `memfold list` shows your runs.".to_string(),
     };
     Err(CommandFailure::own(format!("Process {pid}: {why}")))
 }

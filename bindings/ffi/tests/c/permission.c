@@ -1,4 +1,4 @@
-/* A user whom the system gives no userfaultfd is told so, and what to do; delivery=signal needs none. */
+/* A user whom the system gives no userfaultfd is told so, and what to do; delivery=signal needs none, and is the default. */
 #include "test.h"
 #include <unistd.h>
 
@@ -27,9 +27,11 @@ int main(void) {
         return 0;
     }
     REFUSED(memfold_create("limit=20M delivery=thread", &memory), NO_PERMISSION, "vm.unprivileged_userfaultfd=1");
-    REFUSED(memfold_create("limit=20M", &memory), NO_PERMISSION, "vm.unprivileged_userfaultfd=1");
+    REFUSED(memfold_create("limit=20M delivery=thread", &memory), NO_PERMISSION, "or give delivery=signal");
     CHECK(memory == 0);
     OK(memfold_create("limit=20M delivery=signal", &memory));
+    OK(memfold_destroy(memory));
+    OK(memfold_create("limit=20M", &memory));
     OK(memfold_map(memory, BYTES, &at));
     unsigned *numbers = at;
     for (unsigned i = 0; i < BYTES / sizeof *numbers; i++) numbers[i] = i / 64;

@@ -25,7 +25,7 @@ def default() -> Memory:
     """Returns the Memory of `memfold.empty`, `zeros` and so on. Its first use makes it, with half of the machine's memory as limit.
 
     Raises:
-        PermissionError: the system does not let this user have a userfaultfd; the text says what to do.
+        PermissionError: the system lets this user have no userfaultfd; the text says what to do.
     """
     global _default
     if _default is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import warnings
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
@@ -24,6 +25,11 @@ Size = Union[int, str]
 PAGE_BYTES = 4096
 # The smallest array that numpy_allocator and install fold: smaller ones are many and short-lived.
 THRESHOLD = "1MiB"
+_BY_SIGNAL = (
+    'memfold uses delivery="signal", because this user may not use userfaultfd for system calls: give an array to files, sockets and '
+    'other system calls only inside `with mem.pinned(array):`. delivery="signal" ends this warning; `memfold check` says which '
+    "permission ends the need"
+)
 
 
 class Stats(TypedDict):
@@ -73,14 +79,15 @@ class Memory:
         delivery: how touches of folded memory are handled. "gate", the default where available: in the touching thread. From the
             first Memory on, every system call of the process passes memfold, which makes its memory resident. "thread", the
             default elsewhere: in another thread. It is slower and needs a permission. "signal": in the touching thread, but an
-            array may be given to files, sockets and other system calls only inside `with mem.pinned(array):`.
+            array may be given to files, sockets and other system calls only inside `with mem.pinned(array):`. It is the default
+            where the others are unavailable, with a RuntimeWarning.
         fork: what a forked child gets of the arrays. "refuse": nothing, and a touch ends the child with a message. "copy": all of
             them, as ordinary memory. Each fork then first loads everything, past the limit if need be.
         settings: any other flag of `memfold run`, with underscores: swap_size="64GiB", block="64K".
 
     Raises:
         ValueError: a setting is wrong; the text names it and the valid values.
-        PermissionError: the system does not let this user have a userfaultfd; the text says what to do.
+        PermissionError: the system does not let this user have what `delivery` needs; the text says what to do.
 
     >>> mem = Memory(limit="64MiB", codec="zstd+shuffle")
     >>> a = mem.zeros((4096, 4096), dtype="float32")        # 64 MiB, no memory yet
@@ -110,6 +117,8 @@ class Memory:
         settings = {"limit": limit, "resident": resident, "codec": codec, "swap": swap, "delivery": delivery, **settings}
         texts = [(name.replace("_", "-"), _text(name, value)) for name, value in settings.items() if value is not None]
         self._engine: _memfold.Engine | None = _memfold.Engine(texts)
+        if delivery is None and self._engine.delivery() == "signal":
+            warnings.warn(_BY_SIGNAL, RuntimeWarning, stacklevel=2)
         self._handler = _memfold.make_handler(self._engine, 0)
         self._fork = fork
         self._limit = 0 if limit is None else size(limit)

@@ -126,7 +126,7 @@ keys! {
 
     /// Directory of the swap file.
     swap: Option<String> = None, kind::PATH;
-    Users "swap" "DIR|FILE" "none" "Directory for an unnamed swap file, which takes data that does not compress or fit; a FILE must not exist, and only its directory is used";
+    Users "swap" "DIR" "none" "Directory for an unnamed swap file, which takes data that does not compress or fit";
 
     /// Its maximum size, bytes.
     swap_bytes: u64 = 64 << 30, kind::SIZE;

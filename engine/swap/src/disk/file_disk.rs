@@ -97,15 +97,15 @@ impl DiskFile {
             }
             Ok(_) => {
                 return Err(alloc::format!(
-                    "{path}: exists and is not a directory; give a directory, or the name of a file to be made"
+                    "{path}: exists and is not a directory; give the directory for the file, which has no name"
                 ));
             }
-            Err(Errno::NOENT) if fs::stat(directory_of(path)).is_err() => {
+            Err(Errno::NOENT) => {
                 return Err(alloc::format!(
-                    "{path}: no swap file can be made there: there is no such directory"
+                    "{path}: no swap file can be made there: there is no such directory. Make it, or give another; the file \
+                     itself has no name"
                 ));
             }
-            Err(Errno::NOENT) => nameless(directory_of(path)),
             Err(e) => Err(e),
         }
         .map_err(|e| fail("no swap file can be made there", e))?;
@@ -169,9 +169,8 @@ impl DiskFile {
 }
 
 impl FileDisk {
-    /// Opens a file in directory `path`, or in the parent directory if `path` doesn't exist. The
-    /// file never has that name, so any number of processes may be given the same path at the same
-    /// time.
+    /// Opens a file without a name in the directory `path`. Any number of processes may be given the
+    /// same directory at the same time.
     ///
     /// # Errors
     /// One line that says what is wrong and what to do.
@@ -335,14 +334,6 @@ impl FileDisk {
 }
 
 /// Returns the directory of `path`.
-fn directory_of(path: &str) -> &str {
-    match path.rsplit_once('/') {
-        None => ".",
-        Some(("", _)) => "/",
-        Some((directory, _)) => directory,
-    }
-}
-
 /// Makes a file without a name in a directory.
 fn nameless(dir: &str) -> Result<OwnedFd, Errno> {
     let mode = Mode::RUSR | Mode::WUSR;
@@ -747,25 +738,18 @@ mod tests {
     fn the_file_has_no_name_and_is_this_users_only() {
         let dir = std::env::temp_dir().join(std::format!("memfold-disk-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        for path in
-            [dir.to_str().unwrap().to_string(), dir.join("file").to_str().unwrap().to_string()]
-        {
-            let disk = FileDisk::open(&path, FileDiskOptions::default()).unwrap();
-            assert_eq!(fs::fstat(&disk.own().unwrap().file).unwrap().st_mode & 0o777, 0o600);
-            assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
-        }
+        let disk = FileDisk::open(dir.to_str().unwrap(), FileDiskOptions::default()).unwrap();
+        assert_eq!(fs::fstat(&disk.own().unwrap().file).unwrap().st_mode & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+        let open = |name: &str| {
+            FileDisk::open(dir.join(name).to_str().unwrap(), FileDiskOptions::default())
+        };
+        let outcome = open("missing").err().unwrap();
+        assert!(outcome.contains("there is no such directory. Make it"), "{outcome}");
         std::fs::write(dir.join("precious"), "x").unwrap();
-        let refusal =
-            FileDisk::open(dir.join("precious").to_str().unwrap(), FileDiskOptions::default())
-                .err()
-                .unwrap();
+        let refusal = open("precious").err().unwrap();
         assert!(refusal.contains("exists"), "{refusal}");
         assert_eq!(std::fs::read(dir.join("precious")).unwrap(), b"x");
         std::fs::remove_dir_all(&dir).unwrap();
-        let outcome =
-            FileDisk::open(dir.join("file").to_str().unwrap(), FileDiskOptions::default())
-                .err()
-                .unwrap();
-        assert!(outcome.contains("no swap file can be made there: there is no such"), "{outcome}");
     }
 }

@@ -2,6 +2,7 @@
 //! `compact`, `flush`.
 use crate::failure::CommandFailure;
 use crate::program::plain;
+use crate::runs;
 use crate::sockets;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memfold_engine::config::{Size, parse_size};
@@ -102,7 +103,7 @@ pub fn commands() -> impl Iterator<Item = Command> {
             .arg(
                 Arg::new("pid")
                     .value_name("PID")
-                    .value_parser(value_parser!(u32))
+                    .value_parser(|text: &str| runs::process_id(text).ok_or("it is no process ID"))
                     .help("Process ID of memfold blk; needed only if several are running"),
             )
             .arg(
@@ -193,8 +194,19 @@ pub fn set_limit(pid: u32, limit: &str) -> Result<String, CommandFailure> {
 }
 
 fn limits(answer: &Value) -> String {
+    let [limit, held] = ["limit_bytes", "held_bytes"].map(|name| answer[name].as_u64());
+    let above = match (limit, held) {
+        (Some(limit), Some(held)) if held > limit => {
+            let rest = match answer["writes_back"].as_bool() {
+                Some(true) => "the rest moves to the file",
+                _ => "nothing is dropped, and writes of new data fail until so much is discarded",
+            };
+            format!("; {} is held, which is above the limit: {rest}", Size(held))
+        }
+        _ => String::new(),
+    };
     format!(
-        "limit {}, writeback limit {}",
+        "limit {}, writeback limit {}{above}",
         size(&answer["limit_bytes"]),
         size(&answer["writeback_limit_bytes"])
     )

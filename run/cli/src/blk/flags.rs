@@ -86,7 +86,7 @@ pub const FLAGS: &[BlkFlag] = &[
     ),
     flag(
         "writeback",
-        "PATH",
+        "DIR",
         "none",
         "Directory for an unnamed file that takes compressed data that does not fit in memory",
     ),
@@ -454,7 +454,7 @@ fn spill(given: &GivenFlags) -> Result<Option<SpillSettings>, CommandFailure> {
         return match own.into_iter().find(|flag| given.has(flag)) {
             Some(flag) => Err(GivenFlags::fail(
                 flag,
-                "this flag needs a writeback file. Give --writeback PATH too.",
+                "this flag needs a writeback file. Give --writeback DIR too.",
             )),
             None => Ok(None),
         };

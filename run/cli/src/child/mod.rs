@@ -111,8 +111,29 @@ impl ChildProgram {
         }
     }
 
+    /// Reaps the other children that have ended, up to the program. As PID 1 of a container, this
+    /// process is the parent of every orphan.
+    fn reap_orphans(&self) {
+        let flags = libc::WEXITED | libc::WNOHANG;
+        let next = || {
+            // SAFETY: the struct has only integers, for which zeros are valid. The kernel fills
+            // `info`, which is local, or leaves the process ID zero.
+            unsafe {
+                let mut info: libc::siginfo_t = std::mem::zeroed();
+                let status = libc::waitid(libc::P_ALL, 0, &raw mut info, flags | libc::WNOWAIT);
+                (status == 0).then(|| info.si_pid()).filter(|pid| *pid != 0)
+            }
+        };
+        while let Some(orphan) = next().filter(|pid| *pid != self.pid) {
+            // SAFETY: the kernel needs no place for the result. The process is a child that has
+            // ended, so the call makes the kernel forget it.
+            unsafe { libc::waitid(libc::P_PID, orphan as u32, std::ptr::null_mut(), flags) };
+        }
+    }
+
     /// Returns how the program ended, or `None` while it runs.
     fn collect(&self) -> Result<Option<ProgramEnd>, CommandFailure> {
+        self.reap_orphans();
         let change = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
         let look = change | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         loop {
@@ -240,6 +261,22 @@ impl ExecStrings {
     fn as_ptr(&self) -> *const *const c_char {
         self.array.as_ptr()
     }
+}
+
+/// Executes a program in place of this one, as it is. Returns only if that fails.
+pub fn execute(path: &Path, arguments: &[OsString]) -> CommandFailure {
+    let mut command = Command::new(path);
+    command.arg0(&arguments[0]).args(&arguments[1..]);
+    // SAFETY: the closure makes only async-signal-safe system calls. No other thread runs, and if the
+    // program can't be executed, this process ends.
+    unsafe {
+        command.pre_exec(|| {
+            inherited::restore();
+            Ok(())
+        })
+    };
+    let e = command.exec();
+    CommandFailure::not_executable(format!("{}: {}", path.display(), plain(&e)))
 }
 
 /// Ends memfold by the signal that has ended its program, so that whoever waits for memfold sees

@@ -3,14 +3,17 @@
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// The signals that are passed on to the program.
-const PASSED_ON: [i32; 8] = [
+/// The signals that are passed on to the program, besides the real-time ones: all with which one
+/// process tells another something. An image may ask for any of them as its stop signal.
+const PASSED_ON: [i32; 10] = [
     libc::SIGINT,
     libc::SIGTERM,
     libc::SIGHUP,
     libc::SIGQUIT,
     libc::SIGUSR1,
     libc::SIGUSR2,
+    libc::SIGALRM,
+    libc::SIGWINCH,
     libc::SIGCONT,
     libc::SIGTSTP,
 ];
@@ -44,7 +47,8 @@ impl PassedSignals {
             let mut signals = MaybeUninit::uninit();
             let mut before = MaybeUninit::uninit();
             libc::sigemptyset(signals.as_mut_ptr());
-            for number in PASSED_ON.into_iter().chain([libc::SIGCHLD]) {
+            let real_time = libc::SIGRTMIN()..=libc::SIGRTMAX();
+            for number in PASSED_ON.into_iter().chain(real_time).chain([libc::SIGCHLD]) {
                 libc::sigaddset(signals.as_mut_ptr(), number);
             }
             libc::sigprocmask(libc::SIG_BLOCK, signals.as_ptr(), before.as_mut_ptr());

@@ -4,25 +4,24 @@ mod memory;
 mod reasons;
 
 use crate::explain::memory::ProcessMemory;
-use crate::explain::reasons::Explanation;
+use crate::explain::reasons::{Explanation, Reason, ReasonText};
 use crate::failure::CommandFailure;
 use crate::runs;
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use memfold_engine::config::Size;
 use serde_json::{Value, json};
+
+/// The slowdown above which no lower limit is advised, percent.
+const SLOWDOWN: f64 = 10.0;
 
 /// Returns the command line of `explain`.
 pub fn command() -> Command {
     Command::new("explain")
         .about("Prints what keeps memory of a program under memfold run from being folded, and what to do")
-        .override_usage("memfold explain [--json] PID")
-        .arg(
-            Arg::new("pid")
-                .value_name("PID")
-                .required(true)
-                .value_parser(value_parser!(u32).range(1..))
-                .help("Process ID of memfold run for the whole run, or of one process of it"),
-        )
+        .override_usage("memfold explain [--json] [PID]")
+        .arg(runs::pid_or_only().help(
+            "Process ID of memfold run for the whole run, or of one process of it; not needed if this user has only one run",
+        ))
         .arg(
             Arg::new("json")
                 .long("json")
@@ -37,8 +36,9 @@ pub fn command() -> Command {
 /// # Errors
 /// 125: there is no such run, it does not answer, or its processes have ended.
 pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
-    let pid = *matches.get_one::<u32>("pid").expect("clap requires it");
-    let (_, about) = runs::find(pid)?;
+    let (_, about) = runs::named(matches)?;
+    let run = about["run"].as_u64().unwrap_or(0) as u32;
+    let pid = matches.get_one::<u32>("pid").copied().unwrap_or(run);
     let scene = Scene::of(pid, &about)
         .ok_or_else(|| CommandFailure::own(format!("Process {pid} has just ended.")))?;
     if matches.get_flag("json") {
@@ -117,6 +117,19 @@ impl Scene<'_> {
         self.loads() as f64 / self.seconds().max(0.001)
     }
 
+    /// Returns the remedy of a reason in this run. A program that folding slows down gets no advice
+    /// to fold more of it.
+    fn fix(&self, row: &ReasonText) -> String {
+        let recent = &self.about["recent"]["slowdown_percent"];
+        let recent = recent.as_f64().filter(|_| self.one.is_none());
+        match recent.or(self.slowdown()) {
+            Some(percent) if row.reason == Reason::Hot && percent > SLOWDOWN => format!(
+                "nothing: folding slows the program down by {percent:.0}% already, and a lower limit would more"
+            ),
+            _ => row.fix.replace("PID", &self.about["run"].to_string()),
+        }
+    }
+
     fn json(&self) -> Value {
         let explanation = &self.explanation;
         let rows = explanation.rows().into_iter().map(|(row, bytes)| {
@@ -125,7 +138,7 @@ impl Scene<'_> {
                 "bytes": bytes,
                 "counts": row.reason.is_counted(),
                 "what": row.what,
-                "fix": row.fix,
+                "fix": self.fix(row),
             })
         });
         json!({
@@ -166,7 +179,7 @@ impl Scene<'_> {
         for (row, bytes) in explanation.rows() {
             let counts = if row.reason.is_counted() { "" } else { " (not counted)" };
             lines.push(format!("{:>10}  {}{counts}", Size(bytes).to_string(), row.what));
-            lines.push(format!("{:>12}to do: {}", "", row.fix));
+            lines.push(format!("{:>12}to do: {}", "", self.fix(row)));
         }
         lines.extend(self.folded_line());
         lines.extend(self.shared_line());
@@ -260,6 +273,22 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
+    }
+
+    #[test]
+    fn lower_limit_is_advised_only_to_a_run_that_is_not_slow() {
+        let mut about = about();
+        for process in about["processes"].as_array_mut().unwrap() {
+            process["resident_bytes"] = (9 << 20).into();
+        }
+        let lines = |about: &Value| Scene::of(7, about).unwrap().lines().join("\n");
+        assert!(
+            lines(&about).contains("slows the program down by 12% already"),
+            "{}",
+            lines(&about)
+        );
+        about["slowdown_percent"] = 1.5.into();
+        assert!(lines(&about).contains("memfold set 7 --limit SIZE"), "{}", lines(&about));
     }
 
     #[test]

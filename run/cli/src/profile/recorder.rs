@@ -120,6 +120,11 @@ impl RunningRecorder {
                 ring.lost()
             ));
         }
+        let old = [json.keep_old()?, collapsed_file.keep_old()?].into_iter().flatten();
+        let old: Vec<String> = old.map(|path| path.display().to_string()).collect();
+        if !old.is_empty() {
+            log.say(&format!("the files of an earlier record are now {}", old.join(" and ")));
+        }
         let json = json.write_by(|out| write_firefox(&recording, &stacks, "memfold record", out));
         let collapsed_file =
             collapsed_file.write_by(|out| write_collapsed(&recording, &stacks, out));

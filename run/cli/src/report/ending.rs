@@ -19,7 +19,7 @@ const KILLED_STATUS: u8 = 128 + libc::SIGKILL as u8;
 const LIMIT_MIN: u64 = 8 << 20;
 
 /// The facts about the end of a program.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Ending {
     /// The signal that ended it.
     pub signal: Option<i32>,
@@ -39,6 +39,8 @@ pub struct Ending {
     pub bound: String,
     /// The limit of the run, bytes.
     pub limit_bytes: Option<u64>,
+    /// Data that does not compress, and has no swap file to go to, bytes.
+    pub dense_bytes: u64,
     /// The limits of address space that it inherited, as `ulimit` names them, in bytes.
     pub address_limits: Vec<(&'static str, u64)>,
     /// The CPU time at which the kernel sends SIGKILL, if the program has used so much, seconds.
@@ -120,10 +122,17 @@ impl Ending {
             processes(self.kills.in_group)
         );
         let Some(GroupLimit { folder, name, bytes }) = &self.kills.limit else {
-            let advice = "Give a lower --limit, or more memory or swap to the machine.";
+            let lower = self.limit_bytes.map_or(self.peak_bytes, |limit| limit - limit / 4);
+            let advice = match self.dense_bytes > lower / 2 {
+                true => format!(
+                    "{} Give --swap DIR, or more memory or swap to the machine.",
+                    dense(self.dense_bytes)
+                ),
+                false => "Give a lower --limit, or more memory or swap to the machine.".to_string(),
+            };
             return [
                 format!("{killer}, because the machine or a cgroup around it was short of memory."),
-                advice.to_string(),
+                advice,
             ];
         };
         let what = format!(
@@ -133,19 +142,24 @@ impl Ending {
         );
         let fits = bytes - bytes / 8;
         let limit = self.limit_bytes.filter(|limit| *limit <= fits);
+        let lower = limit.map_or(fits, |limit| limit - limit / 4);
         let advice = match limit {
+            // Half of it, because the rest of the program needs memory too.
+            _ if self.dense_bytes > lower / 2 => format!(
+                "{} Give --swap DIR, or raise {name}; a lower --limit can't be kept.",
+                dense(self.dense_bytes)
+            ),
             None if fits < LIMIT_MIN => format!("Raise {name}."),
-            Some(limit) if limit - limit / 4 < LIMIT_MIN => format!("{UNCOUNTED} Raise {name}."),
-            None => format!("Give --limit {}M or less, or raise {name}.", fits >> 20),
+            Some(_) if lower < LIMIT_MIN => format!("{UNCOUNTED} Raise {name}."),
+            None => format!("Give --limit {}M or less, or raise {name}.", lower >> 20),
             // Other memory was the reason.
             Some(limit) if self.peak_bytes < limit / 2 => {
                 format!(
                     "{UNCOUNTED} A lower --limit would not help. Raise {name}, or use less of that."
                 )
             }
-            Some(limit) => {
-                let less = (limit - limit / 4) >> 20;
-                format!("{UNCOUNTED} Give --limit {less}M or less, or raise {name}.")
+            Some(_) => {
+                format!("{UNCOUNTED} Give --limit {}M or less, or raise {name}.", lower >> 20)
             }
         };
         [what, advice]
@@ -220,6 +234,11 @@ const UNCOUNTED: &str =
 /// Advice for an end of which memfold knows no cause.
 const ELSEWHERE: &str =
     "MEMFOLD_DISABLE=1 shows whether it ends so without memfold; if not, please report it.";
+
+/// Returns the sentence about data that does not compress and has no swap file.
+fn dense(bytes: u64) -> String {
+    format!("{} of data do not compress, so only a file can take them.", Size(bytes))
+}
 
 /// Returns the words of a program and of the variables that its runtime reads.
 pub fn words(arguments: &[OsString]) -> Vec<String> {
@@ -312,7 +331,7 @@ mod tests {
                 "Give --limit 56M or less, or raise memory.max.",
             ],
         );
-        let near = Ending { limit_bytes: Some(60 * MIB), ..kill };
+        let near = Ending { limit_bytes: Some(60 * MIB), ..kill.clone() };
         assert_says(&near, &["--limit 56M"]);
         let below = Ending { limit_bytes: Some(56 * MIB), ..near };
         assert_says(&below, &["also counts page cache", "Give --limit 42M or less"]);
@@ -323,6 +342,14 @@ mod tests {
             &wait,
             &["status 137, as if SIGKILL ended a process that it waited for. The kernel's"],
         );
+        // 123 MiB of random data stay above any limit.
+        let full = Ending { dense_bytes: 123 * MIB, ..kill.clone() };
+        assert_says(
+            &full,
+            &["123.0 MiB of data do not compress", "Give --swap DIR, or raise memory.max;"],
+        );
+        let few = Ending { dense_bytes: 20 * MIB, ..kill.clone() };
+        assert_says(&few, &["Give --limit 56M or less"]);
         let of_machine = OomKills { in_group: 2, in_machine: 5, limit: None };
         assert_says(
             &Ending { kills: of_machine, ..by(libc::SIGKILL) },

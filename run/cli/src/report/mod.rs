@@ -1,6 +1,7 @@
 //! Reports about a run.
 pub mod curve;
 pub mod figures;
+pub mod recent;
 pub mod recommended;
 pub mod notes;
 pub mod json;

@@ -67,6 +67,26 @@ impl OutputFile {
         &self.name
     }
 
+    /// Renames the file that the new one would replace: `.old` is added to its name. Returns the
+    /// path as the user would write it, or `None` if there is no such file.
+    ///
+    /// # Errors
+    /// 125: it can't be renamed.
+    pub fn keep_old(&self) -> Result<Option<PathBuf>, CommandFailure> {
+        let Some((_, target)) = self.replace.as_ref().filter(|(_, target)| target.exists()) else {
+            return Ok(None);
+        };
+        let old = |path: &Path| {
+            let mut name = path.as_os_str().to_os_string();
+            name.push(".old");
+            PathBuf::from(name)
+        };
+        fs::rename(target, old(target)).map_err(|e| {
+            CommandFailure::own(format!("{}: {}: {}", self.flag, self.name.display(), plain(&e)))
+        })?;
+        Ok(Some(old(&self.name)))
+    }
+
     /// Writes the whole text and puts the file in its place.
     ///
     /// # Errors

@@ -9,9 +9,10 @@
 //! of the limit.
 use crate::report::curve::CurvePoints;
 use crate::report::figures::RunFigures;
+use crate::report::recent::{WorkNote, refaults_of};
 use memfold_engine::config::Size;
 use memfold_run::users::UserTables;
-use memfold_stats::{LIMIT_BUCKETS, LimitBucket, Stats};
+use memfold_stats::{LIMIT_BUCKETS, LimitBucket};
 use serde_json::Value;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -31,14 +32,31 @@ pub struct LimitCurve {
 impl LimitCurve {
     /// Returns the curve of a run; `None` if it has loaded nothing, or has not worked.
     pub fn of(tables: &UserTables, sum: &RunFigures) -> Option<LimitCurve> {
-        let slowdown = sum.slowdown()?;
+        LimitCurve::since(tables, sum, None)
+    }
+
+    /// Returns the curve of what the run has done since `begin`, or since its start; `None` if it
+    /// has loaded nothing since, or has not worked.
+    pub fn since(
+        tables: &UserTables,
+        sum: &RunFigures,
+        begin: Option<&WorkNote>,
+    ) -> Option<LimitCurve> {
+        let slowdown = match begin {
+            Some(begin) => begin.slowdown(sum),
+            None => sum.slowdown()?,
+        };
         let run_peak = sum.get("peak_bytes");
         // The most of each kind, so at least the most of both together.
         let plain_bytes =
             sum.get("peak_resident_bytes").saturating_add(sum.get("peak_folded_bytes"));
         let enough = plain_bytes.max(run_peak);
         let processes = tables.processes();
-        let all = processes.flat_map(|process| scaled(process.stats(), run_peak));
+        let all = processes.flat_map(|process| {
+            let stats = process.stats();
+            let refaults = begin.map_or_else(|| refaults_of(stats), |it| it.refaults_since(stats));
+            scaled(refaults, stats.peak_bytes.load(Relaxed).max(1), run_peak)
+        });
         let mut refaults: Vec<(u64, u64)> =
             all.map(|(limit, pages)| (limit.min(enough), pages)).collect();
         refaults.sort_unstable_by(|one, other| other.cmp(one));
@@ -95,15 +113,19 @@ impl LimitCurve {
 
 /// Returns the refaults of a process by the limit of the run: it is taken to have the same part of
 /// any limit of the run.
-fn scaled(stats: &Stats, run_peak: u64) -> impl Iterator<Item = (u64, u64)> {
-    let peak = stats.peak_bytes.load(Relaxed).max(1);
+fn scaled(
+    refaults: [u64; LIMIT_BUCKETS],
+    peak: u64,
+    run_peak: u64,
+) -> impl Iterator<Item = (u64, u64)> {
     let of_run = move |bytes: u64| {
         (u128::from(bytes) * u128::from(run_peak.max(peak)) / u128::from(peak)) as u64
     };
-    (0..LIMIT_BUCKETS).filter_map(move |n| {
-        let pages = stats.refaults_by_limit[n].load(Relaxed);
-        (pages > 0).then(|| (of_run(LimitBucket(n).end()), pages))
-    })
+    refaults
+        .into_iter()
+        .enumerate()
+        .filter(|(_, pages)| *pages > 0)
+        .map(move |(n, pages)| (of_run(LimitBucket(n).end()), pages))
 }
 
 #[cfg(test)]

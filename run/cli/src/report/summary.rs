@@ -65,6 +65,11 @@ pub fn bound(config: &Config, group: Option<&str>) -> String {
     }
 }
 
+/// Returns the data of the run that does not compress and has no swap file, bytes.
+pub fn dense_bytes(config: &Config, sum: &RunFigures) -> u64 {
+    if config.swap.is_some() { 0 } else { sum.get("refused_dense_bytes") }
+}
+
 /// Returns the number of processes. Later ones reuse the slots of ended ones.
 fn processes(tables: &UserTables) -> String {
     match tables.processes().count() {
@@ -193,7 +198,14 @@ fn folded(config: &Config, tables: &UserTables, sum: &RunFigures, ended: &RunEnd
                 0 => String::new(),
                 least => format!("; the least limit that would have held is {}", Size(least)),
             };
-            lines.push(format!("the limit was exceeded {over} times{least}"));
+            let cure = match dense_bytes(config, sum) {
+                0..=SMALL_BYTES => String::new(),
+                bytes => format!(
+                    "; {} of data do not compress: --swap DIR moves them to a file",
+                    Size(bytes)
+                ),
+            };
+            lines.push(format!("the limit was exceeded {over} times{least}{cure}"));
         }
     }
     lines
@@ -242,6 +254,10 @@ mod tests {
             "{lines}"
         );
         assert!(lines.lines().all(|l| l.starts_with("memfold: ")) && !lines.contains("can't be"));
+        slot.over_limit.store(2, Relaxed);
+        slot.refused_dense_bytes.store(123 << 20, Relaxed);
+        let cure = "exceeded 2 times; 123.0 MiB of data do not compress: --swap DIR moves them";
+        assert!(text().contains(cure), "{}", text());
         tables.tables()[0].note_unmanaged(b"/bin/su: it is a set-user-ID program");
         assert!(text().ends_with("1 times; the first was /bin/su: it is a set-user-ID program\n"));
     }

@@ -7,7 +7,7 @@ use crate::machine::oom::{OomCounts, OomKills};
 use crate::program;
 use crate::report::ending::{Ending, words};
 use crate::report::figures::RunFigures;
-use crate::report::summary::{RunEnd, bound, summary};
+use crate::report::summary::{RunEnd, bound, dense_bytes, summary};
 use memfold_engine::config::Size;
 use memfold_run::users::UserTables;
 use std::path::Path;
@@ -70,13 +70,15 @@ impl<'a> EndedRun<'a> {
     fn ending(&self, path: &Path) -> Ending {
         let (is_ours, end) = self.log.ended(self.program.pid as u32);
         let config = self.run.config();
+        let sum = RunFigures::sum(&self.run.shared.tables);
         Ending {
             signal: self.program.signal,
             status: self.program.status,
             image: program::image_name(path),
             words: words(&self.run.arguments),
             kills: self.kills.clone(),
-            peak_bytes: RunFigures::sum(&self.run.shared.tables).get("peak_bytes"),
+            peak_bytes: sum.get("peak_bytes"),
+            dense_bytes: dense_bytes(&config, &sum),
             largest_bytes: self.largest_bytes,
             bound: bound(&config, self.group().as_deref()),
             limit_bytes: config.limit_bytes,

@@ -1,12 +1,14 @@
 //! `memfold run`: runs a program in less memory.
 mod end;
+pub mod help;
 
-use crate::child::{ChildProgram, end_like_the_program};
+use crate::child::{ChildProgram, end_like_the_program, execute};
 use crate::control::{ControlSocket, RunControl};
-use crate::failure::CommandFailure;
-use crate::group::{self, member::GroupMember};
+use crate::failure::{CommandFailure, OWN};
+use crate::group::{self, member::GroupMember, member::GroupRequest};
 use crate::log::{Log, LogFormat, LogLevel};
 use crate::machine::oom::OomCounts;
+use crate::printable::printable;
 use crate::profile::recorder::Recorder;
 use crate::program::Loading;
 use crate::report::figures::RunFigures;
@@ -14,23 +16,23 @@ use crate::report::json;
 use crate::report::notes::RunNotes;
 use crate::report::output_file::OutputFile;
 use crate::run::end::EndedRun;
+use crate::run::help::wrapped;
 use crate::table::processes;
 use crate::{delivery, dict, machine, program, runs};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use memfold_engine::config::Config;
-use memfold_engine::config::keys::{Audience, COUNTED, KEYS, SettingKey};
+use memfold_engine::config::keys::{Audience, KEYS, SettingKey};
 use memfold_run::loaded_program::{self, LoadedProgram};
 use memfold_run::request::{RunRequest, VARIABLE};
 use memfold_run::table::RunTable;
-use memfold_store::{CODECS, Codec, CodecSpec};
+use memfold_store::CodecSpec;
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
 use std::ffi::{CStr, CString, NulError, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::{env, fs, process};
+use std::{env, fs};
 
 const LIBRARY: &str = "libmemfold_preload.so";
 const SUMMARY: &str = "summary";
@@ -45,39 +47,16 @@ const DELIVERY: &str = "delivery";
 /// Name of the argument with the program and its arguments.
 pub const COMMAND: &str = "command";
 const LIST: &str = "list";
+/// The flag with which `run` executes a program as it is where memfold can't work.
+pub const IF_POSSIBLE: &str = "if-possible";
 /// The flag with which `run` only checks whether it would work.
 pub const CHECK: &str = "check";
 
-const EXAMPLES: &str = "\
-Examples:
-  memfold run --limit 1G -- python3 train.py
-      All processes of the program share 1 GiB of physical memory.
-  memfold run --limit 25% --codec zstd:1 -- ./app
-      A quarter of the machine's memory, with stronger compression.
-  memfold run --resident 512M --summary -- ./app
-      512 MiB of uncompressed memory, compressed memory without a limit, and a summary at the end.
-  memfold run --limit 1G --stats-file run.json -- sort big.txt
-  memfold run -- node server.js
-      What the program does not use is folded, at a slowdown of at most 2%.
-
-A size is a number of bytes, a number with K, M, G or T (powers of 1024), or a
-percentage of the memory of this machine or cgroup. With a limit, memfold folds
-nothing while the program stays well under it. MEMFOLD_DISABLE=1 in the
-environment switches memfold off.
-
-memfold passes INT, TERM, HUP, QUIT, USR1, USR2, CONT and TSTP on to CMD. If
-memfold is killed by SIGKILL, the kernel kills CMD too.
-
-Exit status: that of CMD; 128+n if signal n ended CMD; 125 if memfold failed or
-refused; 126 if CMD can't be executed; 127 if CMD was not found.";
 /// The codec that compresses the memory of idle processes again. Of a node server's heap, lz4 leaves a
 /// third, lz4hc a quarter, and this a tenth.
 const IDLE_CODEC: &str = "zstd:3";
 /// The slowdown where there is no limit, in ten-thousandths.
 const SLOWDOWN: u32 = 200;
-/// Columns of a flag's help; clap indents it by the width of the flags.
-const HELP_COLUMNS: usize = 60;
-
 /// Returns the keys of [`KEYS`] that are flags of `run`.
 fn flags() -> impl Iterator<Item = &'static SettingKey> {
     KEYS.iter().filter(|key| key.audience != Audience::Libraries)
@@ -91,28 +70,15 @@ pub fn command() -> Command {
             "none" => key.help.to_string(),
             default => format!("{} [default: {default}]", key.help),
         };
-        let arg = Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help));
-        arg.hide_short_help(key.audience == Audience::Measuring)
+        Arg::new(key.name).long(key.name).value_name(key.value).help(wrapped(&help))
     });
-    Command::new("run")
+    let command = Command::new("run")
         .about("Runs a program, within a memory limit or without one, and keeps its cold memory compressed")
         .override_usage("memfold run [--limit SIZE] [OPTIONS] [--] CMD [ARGS]...")
         .args(keys)
         .arg(Arg::new(DELIVERY).long(DELIVERY).num_args(0..=1).hide(true))
         .disable_help_flag(true)
-        .arg(
-            Arg::new("help")
-                .short('h')
-                .long("help")
-                .action(ArgAction::HelpShort)
-                .help("Print help"),
-        )
-        .arg(
-            Arg::new("help-all")
-                .long("help-all")
-                .action(ArgAction::HelpLong)
-                .help("Print help, including the settings for measurements"),
-        )
+        .args(help::args())
         .arg(
             Arg::new(SUMMARY)
                 .long(SUMMARY)
@@ -155,9 +121,16 @@ pub fn command() -> Command {
                 .help(wrapped("Print these lines as text, or each as an object of JSON [default: text]")),
         )
         .arg(
-            Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(
+            Arg::new(CHECK).long(CHECK).action(ArgAction::SetTrue).help(wrapped(
                 "Check whether this run would work here, and print what does not work and why",
-            ),
+            )),
+        )
+        .arg(
+            Arg::new(IF_POSSIBLE)
+                .long(IF_POSSIBLE)
+                .action(ArgAction::SetTrue)
+                .overrides_with(IF_POSSIBLE)
+                .help(wrapped("Where memfold can't work (an old kernel, a sandbox, a limit above the machine's memory), run CMD without it, with one warning on stderr")),
         )
         .arg(
             Arg::new(WRAPPED)
@@ -184,42 +157,9 @@ pub fn command() -> Command {
                 .value_parser(value_parser!(OsString))
                 .help("The program and its arguments"),
         )
-        .after_help(format!("{}\n{}\n\n{EXAMPLES}", codecs(), wrapped_at(COUNTED, 78)))
-}
-
-/// Returns the codecs of `--codec`, from the registry.
-fn codecs() -> String {
-    let line = |codec: &Codec| {
-        let (low, high) = (codec.levels.start(), codec.levels.end());
-        let levels = match low == high {
-            true => String::new(),
-            false => format!("[:{low}..{high}], {} by default", codec.level_default),
-        };
-        format!(
-            "  {}{levels}\n      {}\n",
-            codec.name,
-            wrapped(codec.help).replace('\n', "\n      ")
-        )
-    };
-    format!("Codecs and their levels:\n{}", CODECS.iter().map(line).collect::<String>())
-}
-
-fn wrapped(text: &str) -> String {
-    wrapped_at(text, HELP_COLUMNS)
-}
-
-fn wrapped_at(text: &str, columns: usize) -> String {
-    let (mut out, mut column) = (String::new(), 0);
-    for word in text.split(' ') {
-        if column > 0 {
-            let fits = column + 1 + word.len() <= columns;
-            out.push(if fits { ' ' } else { '\n' });
-            column = if fits { column + 1 } else { 0 };
-        }
-        out.push_str(word);
-        column += word.len();
-    }
-    out
+        .after_help(help::SHORT)
+        .after_long_help(help::full_text());
+    help::shortened(command)
 }
 
 /// Returns the command in the words of a `memfold run`, from the program's own name on. Returns `None`
@@ -257,22 +197,22 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     };
     let is_wrapped = matches.get_flag(WRAPPED);
     if is_wrapped && is_inside_a_run() {
-        return execute(&find(name, is_wrapped)?, &arguments);
+        return Err(execute(&find(name, is_wrapped)?, &arguments));
     }
-    // This comes first, because the swap file's check makes one of the calls that a filter may kill
-    // for.
-    delivery::survives(matches.get_one::<String>("swap").is_some())?;
-    let mut config = config(matches)?;
-    let group = group::request(matches)?;
-    if is_inside_a_run() {
-        return Err(CommandFailure::own(
-            "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
-        ));
-    }
-    let path = find(name, is_wrapped)?;
-    let loading = program::loading(&path, &arguments)?;
-    let otherwise = delivery::settle(&mut config)?;
-    let library = library()?;
+    let plan = match plan(matches, &arguments) {
+        Ok(plan) => plan,
+        Err(Refusal::Place(why)) if matches.get_flag(IF_POSSIBLE) && why.status == OWN => {
+            let path = find(name, is_wrapped)?;
+            eprintln!(
+                "memfold: warning: {} runs without memfold (--if-possible). Reason: {}",
+                printable(&name.to_string_lossy()),
+                printable(&why.text)
+            );
+            return Err(execute(&path, &arguments));
+        }
+        Err(Refusal::Place(why) | Refusal::Mistake(why)) => return Err(why),
+    };
+    let RunPlan { mut config, group, path, loading, otherwise, library } = plan;
     let stats_file = matches
         .get_one::<PathBuf>(STATS_FILE)
         .map(|name| OutputFile::open("--stats-file", name))
@@ -299,7 +239,8 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     let recording = recorder.map(Recorder::start).transpose()?;
     let control = control.and_then(|(control, listener)| control.serve(listener, run.clone()));
     if let Err(e) = &control {
-        let why = "memfold run --list, stat and set can't find this run, because its socket could not be made";
+        let why =
+            "memfold list, stat and set can't find this run, because its socket could not be made";
         log.say(&format!("memfold: warning: {why}: {}\n", program::plain(e)));
     }
     let end = child.wait()?;
@@ -322,6 +263,69 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
         end_like_the_program(signal);
     }
     Ok(end.status)
+}
+
+/// Everything about a run that is settled before it changes anything.
+struct RunPlan {
+    config: Config,
+    group: Option<GroupRequest>,
+    path: PathBuf,
+    loading: Loading,
+    /// The warning about how memory is paged.
+    otherwise: Option<String>,
+    library: PathBuf,
+}
+
+/// Why there can be no run.
+enum Refusal {
+    /// A flag or the command is wrong.
+    Mistake(CommandFailure),
+    /// It may work elsewhere, or for another program.
+    Place(CommandFailure),
+}
+
+impl From<CommandFailure> for Refusal {
+    fn from(failure: CommandFailure) -> Refusal {
+        Refusal::Mistake(failure)
+    }
+}
+
+/// Settles what the run needs.
+///
+/// # Errors
+/// 125, 126 or 127: there can be no such run here.
+fn plan(matches: &ArgMatches, arguments: &[OsString]) -> Result<RunPlan, Refusal> {
+    // This comes first, because the swap file's check makes one of the calls that a filter may kill
+    // for.
+    delivery::survives(matches.get_one::<String>("swap").is_some()).map_err(Refusal::Place)?;
+    fits_machine(matches).map_err(Refusal::Place)?;
+    let mut config = config(matches)?;
+    let group = group::request(matches)?;
+    if is_inside_a_run() {
+        return Err(Refusal::Place(CommandFailure::own(
+            "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
+        )));
+    }
+    let path = find(&arguments[0], matches.get_flag(WRAPPED))?;
+    let loading = program::loading(&path, arguments).map_err(Refusal::Place)?;
+    let otherwise = delivery::settle(&mut config).map_err(Refusal::Place)?;
+    let library = library().map_err(Refusal::Place)?;
+    Ok(RunPlan { config, group, path, loading, otherwise, library })
+}
+
+/// Refuses a limit above the memory of this machine. Other mistakes in it are found by [`config`].
+fn fits_machine(matches: &ArgMatches) -> Result<(), CommandFailure> {
+    let mut config = Config::new(machine::memory_bytes());
+    for name in ["limit", "resident"] {
+        if let Some(value) = matches.get_one::<String>(name) {
+            let _ = config.set(name, value);
+        }
+    }
+    let most = config.limit_bytes.max(config.resident_bytes);
+    match most.is_some_and(|bytes| bytes > config.memory_bytes) {
+        true => config.check().map_err(CommandFailure::own),
+        false => Ok(()),
+    }
 }
 
 fn open_log(matches: &ArgMatches) -> Result<Log, CommandFailure> {
@@ -360,7 +364,11 @@ fn tend(run: &Arc<RunControl>, log: &Arc<Log>, command: u32) -> Result<(), Comma
     let (log, mut notes) = (log.clone(), RunNotes::default());
     let look = move || {
         let tables = &for_looks.shared.tables;
-        let mut note = || notes.line(tables, memfold_os::thread::now_ns());
+        let mut note = || {
+            let now_ns = memfold_os::thread::now_ns();
+            for_looks.note_work(now_ns);
+            notes.line(tables, now_ns)
+        };
         processes::watch(tables, || note().into_iter().for_each(|line| log.say(&line)));
     };
     start("memfold-look", Box::new(look)).map_err(failure)?;
@@ -448,12 +456,6 @@ pub fn config(matches: &ArgMatches) -> Result<Config, CommandFailure> {
 fn find(name: &OsStr, is_wrapped: bool) -> Result<PathBuf, CommandFailure> {
     let skips = |path: &Path| is_wrapped && program::is_wrapper(path);
     program::find(name, env::var_os("PATH").as_deref(), skips)
-}
-
-/// Executes a program in place of this one, as it is.
-fn execute(path: &Path, arguments: &[OsString]) -> Result<u8, CommandFailure> {
-    let e = process::Command::new(path).arg0(&arguments[0]).args(&arguments[1..]).exec();
-    Err(CommandFailure::not_executable(format!("{}: {}", path.display(), program::plain(&e))))
 }
 
 /// Returns the argument of another command for flags that are for a later run.

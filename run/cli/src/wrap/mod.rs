@@ -22,7 +22,7 @@ pub fn wrap_command() -> Command {
         .arg(run::later_flags("Flags of memfold run, such as --limit 2G; without any, only unused memory is folded"))
         .after_help(
             "It writes a small script for each COMMAND into a directory of the user, which must come early in PATH. \
-             memfold unwrap removes it again.\n\
+             memfold unwrap removes it again. Where memfold can't work, the command runs without it (--if-possible).\n\
              \nExit status: 0; 125 if memfold refuses; 126 or 127 if COMMAND can't be executed or found.",
         )
 }

@@ -95,7 +95,7 @@ impl UserService {
             ));
         }
         let words =
-            [vec![own.to_string(), "run".into()], flags.to_vec(), vec!["--".into()]].concat();
+            [&[own, "run", "--if-possible"].map(str::to_string), flags, &["--".into()]].concat();
         let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
         let mut text = format!(
             "{BEGIN}; memfold unwrap --service {} removes it.\n[Service]\nExecStart=\nExecStart={prefixes}{} {command}\n",
@@ -255,7 +255,7 @@ mod tests {
         let unit = "[Unit]\nExecStart=no\n[Service]\nType=notify\nExecStart=/bin/old\nExecStart=\n# ExecStart=old\n\
                     ExecStart = -/bin/a \\\n# a comment\n ; another\n  --b=%h\n";
         let text = drop_in(unit, &["--limit=50%"]).unwrap();
-        assert!(text.contains("[Service]\nExecStart=\nExecStart=-\"/opt/my tools/memfold\" run --limit=50%% -- /bin/a"), "{text}");
+        assert!(text.contains("[Service]\nExecStart=\nExecStart=-\"/opt/my tools/memfold\" run --if-possible --limit=50%% -- /bin/a"), "{text}");
         assert!(text.contains("--b=%h\n") && text.ends_with("NotifyAccess=all\n"), "{text}");
     }
 

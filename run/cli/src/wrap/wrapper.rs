@@ -43,7 +43,8 @@ impl WrapperFolder {
         let fail = |e| CommandFailure::own(format!("{}: {}", path.display(), program::plain(&e)));
         fs::create_dir_all(&self.0).map_err(fail)?;
         self.check_free(&path)?;
-        let words = [vec![own_path()?, "run".into(), "--wrapped".into()], flags.to_vec()].concat();
+        let begin = [&own_path()?, "run", "--wrapped", "--if-possible"].map(str::to_string);
+        let words = [&begin[..], flags].concat();
         let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
         let name = quoted(name);
         let text = format!(
