@@ -32,10 +32,11 @@
 //!   any more.
 //!
 //! To fold a shared page, a process must first make it private. That frees its part of the page, and
-//! takes a compressed copy. Where the copy is larger than the part (three or more processes share), the
-//! page is refused, block by block (`memory/unshare.rs`, `residency/mod.rs` `refuse`). Pages that were
-//! written to since the fork are evicted first. A page that no store would take is looked at before it is
-//! made private (`reclaim/background.rs`).
+//! takes a compressed copy. The page is refused, block by block, where the copy is larger than the part
+//! (three or more processes share), and from a fork of any process that shares until memory is measured
+//! again (`memory/unshare.rs`, `residency/mod.rs` `refuse`). Pages that were written to since the fork are
+//! evicted first. A page that no store would take is looked at before it is made private
+//! (`reclaim/background.rs`).
 mod copy;
 mod shared;
 
