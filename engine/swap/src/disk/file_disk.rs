@@ -333,7 +333,6 @@ impl FileDisk {
     }
 }
 
-/// Returns the directory of `path`.
 /// Makes a file without a name in a directory.
 fn nameless(dir: &str) -> Result<OwnedFd, Errno> {
     let mode = Mode::RUSR | Mode::WUSR;

@@ -57,6 +57,7 @@ pub const CHECK: &str = "check";
 const IDLE_CODEC: &str = "zstd:3";
 /// The slowdown where there is no limit, in ten-thousandths.
 const SLOWDOWN: u32 = 200;
+
 /// Returns the keys of [`KEYS`] that are flags of `run`.
 fn flags() -> impl Iterator<Item = &'static SettingKey> {
     KEYS.iter().filter(|key| key.audience != Audience::Libraries)
