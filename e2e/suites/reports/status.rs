@@ -171,7 +171,9 @@ fn memfold_as_pid_1_reaps_orphans_and_passes_signals_on() {
     let mut outer = Command::new("timeout");
     outer.args(["-s", "KILL", "120", "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
     outer.arg(inner.get_program()).args(inner.get_args()).env_remove("MEMFOLD_RUN");
-    let output = outer.output().unwrap();
+    // A run with the number 1 must not be found by other tests.
+    let scratch = Scratch::new();
+    let output = outer.env("XDG_RUNTIME_DIR", &scratch.0).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(43), "{text}");
     assert_eq!(output.stdout, b"ready\n", "{text}");

@@ -718,7 +718,7 @@ mod tests {
         let dir =
             std::env::temp_dir().join(std::format!("memfold-together-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        let path = dir.join("file");
+        let path = dir.clone();
         assert_eq!(open_in_many_threads(path.to_str().unwrap(), || {}), [""; 0]);
         // Imitates a file system that has no nameless files.
         let refuse_nameless = || {
