@@ -90,7 +90,7 @@ impl Engine {
             Some("gate") => {
                 arm().map_err(|why| {
                     PyOSError::new_err(format!(
-                        "delivery=\"gate\" can't be had here: {why}: leave delivery out, or give \"thread\" or \"signal\""
+                        "delivery=\"gate\" does not work in this process: {why}. Leave delivery out, or give \"thread\" or \"signal\""
                     ))
                 })?;
                 None

@@ -129,7 +129,7 @@ try:
     raise SystemExit("it was to be refused")
 except PermissionError as error:
     assert "sysctl vm.unprivileged_userfaultfd=1" in str(error) and 'delivery="signal"' in str(error), error
-# This needs none, and is the default where the gate can't be had, as with a swap file.
+# delivery="signal" needs no userfaultfd. It is the default where the gate does not work, as with a swap file.
 plain = numpy.arange(8_000_000) // 100
 os.chdir("/tmp")
 for settings, warns in (({"delivery": "signal"}, 0), ({"swap": "/tmp", "swap_keep_free": 0}, 1)):

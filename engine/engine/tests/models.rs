@@ -1,9 +1,9 @@
 //! The engine's own code under a model checker that chooses every switch between threads: the swap
 //! cache as the one place where threads meet. Rows C1, C2, C3, C5.
 //!
-//! Run by `scripts/check models`. The kernel is the fake of memfold-testkit. A thread that nobody
-//! wakes is a deadlock, which the checker reports; each model is run under random schedules and
-//! under PCT (few, well-placed switches). `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
+//! `scripts/check models` runs the models. The kernel is the fake of memfold-testkit. The checker
+//! reports a thread that waits for ever as a deadlock. It runs each model under random schedules, and
+//! under those of PCT, which have few switches. `MEMFOLD_MODEL_RUNS` multiplies the number of runs.
 
 use memfold_engine::{Config, Delivery};
 use memfold_os::units::{Order, PAGE_SIZE};

@@ -175,12 +175,13 @@ impl DeltaDecoder {
             }
             Some((&PAGES, rest)) => {
                 let table = PageTable::read(rest, dst.len).ok_or(DAMAGED)?;
-                for page in part.start / PAGE_SIZE..part.end.div_ceil(PAGE_SIZE) {
+                let pages = part.start / PAGE_SIZE..part.end.div_ceil(PAGE_SIZE);
+                for (page, payload) in pages.clone().zip(table.pages(pages)) {
                     // SAFETY: the table says that `dst` is whole pages, and `page` is one of them; the
                     // caller vouches for it.
                     unsafe {
                         let to = dst.at.add(page * PAGE_SIZE);
-                        pages::decode(self.form, &mut *self.lz4, table.page(page), to)?;
+                        pages::decode(self.form, &mut *self.lz4, payload, to)?;
                     }
                 }
                 Ok(())

@@ -9,6 +9,7 @@ use crate::codec::lz4;
 use crate::format::huge_threshold;
 use crate::history::ShrinkHistory;
 use alloc::boxed::Box;
+use core::ops::Range;
 use memfold_os::units::PAGE_SIZE;
 
 /// Bits of a page's length in the table; its kind is above.
@@ -194,10 +195,15 @@ impl PageTable<'_> {
         self.entries[..page].iter().map(|entry| split(*entry).1).sum()
     }
 
-    /// Returns kind and bytes of page `page`.
-    pub fn page(&self, page: usize) -> (u16, &[u8]) {
-        let (kind, len) = split(self.entries[page]);
-        (kind, &self.pages[self.start(page)..][..len])
+    /// Returns kind and bytes of each of these pages.
+    pub fn pages(&self, pages: Range<usize>) -> impl Iterator<Item = (u16, &[u8])> {
+        let mut rest = &self.pages[self.start(pages.start)..];
+        self.entries[pages].iter().map(move |entry| {
+            let (kind, len) = split(*entry);
+            let (page, behind) = rest.split_at(len);
+            rest = behind;
+            (kind, page)
+        })
     }
 }
 
