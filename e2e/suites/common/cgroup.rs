@@ -37,6 +37,14 @@ impl MemoryCgroup {
     pub fn script(&self) -> String {
         format!("echo $$ >{}/cgroup.procs && exec \"$@\"", self.folder.display())
     }
+
+    /// Returns the most memory that its processes had at once, or `None` where the kernel does not
+    /// say (version 2 before Linux 5.19). A page that several processes share counts once.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        let files = ["memory.peak", "memory.max_usage_in_bytes"];
+        let text = files.iter().find_map(|name| fs::read_to_string(self.folder.join(name)).ok())?;
+        Some(text.trim().parse().unwrap())
+    }
 }
 
 impl Drop for MemoryCgroup {
