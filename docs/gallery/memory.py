@@ -1,6 +1,6 @@
 """Draws docs/gallery/memory.svg: the memory of a job over time, plainly and under memfold run, with the line of a container's limit.
 
-python docs/gallery/memory.py [--size MIB] [--limit MIB] [--memfold PATH]
+python docs/gallery/memory.py [--size MIB] [--limit MIB] [--memfold PATH] [--output FILE]
 
 The job is that of `make demo`: an SQLite database in memory, filled with a web shop's log, read, searched, indexed and updated. Both runs are
 real, one after the other. Memory is what the limit counts: private memory of the job, compressed or not, sampled 20 times a
@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="MiB of data, about")
     parser.add_argument("--limit", type=int, help="MiB of the container; 45%% of the plain run by default")
     parser.add_argument("--memfold", default=str(ROOT / "target/release/memfold"))
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     job = [sys.executable, str(ROOT / "demo/job.py"), str(options.size)]
     plain, digest = run(job)
@@ -104,10 +105,10 @@ def main() -> None:
     folded, other = run([options.memfold, "run", "--limit", f"{int(limit_mib * DEFAULT_LIMIT)}M", "--", *job])
     if digest != other:
         sys.exit("the two runs have different results")
-    OUTPUT.write_text(picture(thinned(plain), thinned(folded), limit_mib))
+    options.output.write_text(picture(thinned(plain), thinned(folded), limit_mib))
     for name, samples in (("plain", plain), ("memfold", folded)):
         print(f"{name:8} {max(mib for _, mib in samples):6.0f} MiB at most, {samples[-1][0]:5.1f} s")
-    print(f"limit {limit_mib} MiB, same result; wrote {OUTPUT}")
+    print(f"limit {limit_mib} MiB, same result; wrote {options.output}")
 
 
 if __name__ == "__main__":

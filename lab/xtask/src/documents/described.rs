@@ -12,12 +12,15 @@ const LIBRARY: &str = "docs/library.md";
 /// Documents, and their bytes at most.
 const SHORT: [(&str, usize); 3] =
     [("README.md", 8 << 10), ("docs/usage.md", 10 << 10), (MAP, 20 << 10)];
+/// Lines of README.md before the section on installing it, at most.
+const FIRST_SCREEN_LINES: usize = 60;
 const EXAMPLE: &str = "bindings/memfold/src/lib.rs";
 
 /// Checks what the documents say of the code.
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let code = shipped_code(tree);
     let mut findings = lengths(tree);
+    findings.extend(first_screen(tree));
     findings.extend(names(tree, &code));
     findings.extend(folders(tree));
     findings.extend(example(tree));
@@ -32,6 +35,14 @@ fn lengths(tree: &Tree) -> Vec<Finding> {
         (len > most).then(|| Finding::error(path, 0, message))
     };
     SHORT.into_iter().filter_map(too_long).collect()
+}
+
+/// Checks that README.md tells a newcomer all in one screen, before it says how to install it.
+fn first_screen(tree: &Tree) -> Option<Finding> {
+    let lines = tree.document("README.md")?.lines();
+    let count = lines.take_while(|line| *line != "## Install").count();
+    let message = format!("{count} lines before `## Install`, of at most {FIRST_SCREEN_LINES}");
+    (count > FIRST_SCREEN_LINES).then(|| Finding::error("README.md", 0, message))
 }
 
 /// Checks the functions, types and variants after `::`.
@@ -151,5 +162,14 @@ mod tests {
         let found =
             |bytes: usize| lengths(&tree("a.rs", "", ("README.md", &"x".repeat(bytes)))).len();
         assert_eq!((found(8192), found(8193)), (0, 1));
+    }
+
+    #[test]
+    fn first_screen_of_the_readme_is_one_screen() {
+        let found = |lines: usize| {
+            let text = "x\n".repeat(lines) + "## Install\n" + &"x\n".repeat(100);
+            first_screen(&tree("a.rs", "", ("README.md", &text))).is_some()
+        };
+        assert_eq!((found(60), found(61)), (false, true));
     }
 }
