@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build portable portable-test dist dist-test recipes wheel install test test-all torture bench-quick demo clean setup setup-build
+.PHONY: help build portable portable-test dist dist-test recipes wheel install test test-all torture bench-quick demo gallery clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -13,7 +13,7 @@ help:
 	@echo "make portable-test     run the portable build in root directories of Debian RELEASES (bullseye), which it downloads (needs root)"
 	@echo "make dist              build the release files in $(TARGET)/dist: tarball, deb, rpm, wheel, bill of materials, SHA256SUMS (KIND=... for some)"
 	@echo "make dist-test         install each release file in a fresh Debian without network, and fold a program there (needs root)"
-	@echo "make recipes           follow the recipes of docs/install.md with the tarball of make dist: Docker, Podman, kubectl, Slurm, systemd, ... (needs root; RECIPE=... for some)"
+	@echo "make recipes           follow the recipes of docs/places.md with the tarball of make dist: Docker, Podman, kubectl, Slurm, systemd, ... (needs root; RECIPE=... for some)"
 	@echo "make wheel             build the Python package with the command as one wheel in $(TARGET)/wheel"
 	@echo "make install           install the command, man pages, completions, the C library, its header and memfold.pc to PREFIX=/usr/local (DESTDIR= is supported)"
 	@echo "make test              run everything that CI runs (STEP=... for some steps: $$(scripts/check --list | tr '\n' ' '))"
@@ -21,6 +21,7 @@ help:
 	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
+	@echo "make gallery           draw docs/gallery/memory.svg from two runs of that job: without memfold, and within 45% of its memory"
 	@echo "make setup             install missing packages for all of these, and the programs that tests and bench apps run"
 	@echo "make clean             remove build output"
 
@@ -96,6 +97,10 @@ bench-quick: build
 demo: setup-build
 	@cargo build -q --release -p memfold-cli -p memfold-preload
 	@python3 -B demo/demo.py --size $(SIZE) --memfold $(TARGET)/release/memfold -- $(OPTIONS)
+
+gallery: setup-build
+	@cargo build -q --release -p memfold-cli -p memfold-preload
+	@python3 -B docs/gallery/memory.py --size $(SIZE) --memfold $(TARGET)/release/memfold
 
 clean:
 	cargo clean

@@ -1,6 +1,7 @@
-//! The tables in the documents are those of the code. All other checks of documents are made by
+//! The tables in the documents are those of the code; docs/reference.md is compared by the tests of
+//! memfold-cli. All other checks of documents are made by
 //! `cargo xtask tidy` and `cargo xtask commands`.
-use memfold_engine::config::keys::{Audience, COUNTED, KEYS};
+use memfold_engine::config::keys::COUNTED;
 use memfold_stats::{FIGURES, Figure, FigureKind, ORDER_FIGURES, TIME_FIGURES};
 use std::path::{Path, PathBuf};
 
@@ -46,36 +47,11 @@ fn assert_same(document: &str, name: &str, wanted: &str) {
 }
 
 #[test]
-fn documents_describe_the_limit_in_the_same_words() {
+fn limits_describe_the_limit_in_the_words_of_the_help() {
     let normal_text =
         |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ").replace('`', "");
-    for document in ["README.md", "docs/limits.md"] {
-        let text = normal_text(&read(document));
-        assert!(text.contains(&normal_text(COUNTED)), "{document} lacks\n{COUNTED}");
-    }
-}
-
-#[test]
-fn usage_lists_every_flag_with_its_default_and_help() {
-    let rows = KEYS
-        .iter()
-        .filter(|key| key.audience != Audience::Libraries)
-        .map(|key| row(&[&format!("`--{} {}`", key.name, key.value), key.default, key.help]));
-    assert_same("docs/usage.md", "flags", &table(&["flag", "default", "what it sets"], rows));
-}
-
-#[test]
-fn usage_lists_every_codec_with_its_levels() {
-    let rows = memfold_store::CODECS.iter().map(|codec| {
-        let (low, high) = (codec.levels.start(), codec.levels.end());
-        let levels = if low == high { "none".to_string() } else { format!("{low} to {high}") };
-        row(&[&format!("`{}`", codec.name), &levels, &codec.level_default.to_string(), codec.help])
-    });
-    assert_same(
-        "docs/usage.md",
-        "codecs",
-        &table(&["codec", "levels", "default", "what it is"], rows),
-    );
+    let text = normal_text(&read("docs/limits.md"));
+    assert!(text.contains(&normal_text(COUNTED)), "docs/limits.md lacks\n{COUNTED}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A devcontainer feature: installs the tarball of `make dist` that lies beside this file. docs/install.md says how to use it.
+# A devcontainer feature: installs the tarball of `make dist` that lies beside this file. docs/places.md says how to use it.
 set -e
 cd "$(dirname "$0")"
 unpacked=$(mktemp -d)

@@ -300,7 +300,7 @@ fn container_with_device_runs_and_check_lists_refused_calls() {
                 &format!("userfaultfd {name}"),
                 "process_madvise EPERM",
                 "pidfd_getfd EPERM",
-                "docs/containers.md",
+                "docs/places.md",
             ] {
                 assert!(refusal.contains(word), "{word}: {text}");
             }

@@ -60,7 +60,7 @@ const CHECKS: &[SystemCheck] = &[
         name: "sandbox",
         probe: Tests(sandbox),
         why: "a seccomp filter refuses these calls, or the kernel does not have them",
-        fix: "only lines marked NO stop a run; docs/containers.md lists what each profile allows",
+        fix: "only lines marked NO stop a run; docs/places.md lists what each profile allows",
     },
     SystemCheck {
         name: "userfaultfd",

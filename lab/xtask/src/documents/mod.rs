@@ -2,6 +2,7 @@
 //! are here, except those of tables, which need the crates that have them (`e2e/documents.rs`).
 
 mod code;
+mod messages;
 mod described;
 pub mod commands;
 
@@ -31,6 +32,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             mentions(&source.comments).into_iter().filter(|(_, name)| !exists(tree, name));
         findings.extend(missing_names.map(|(line, name)| gone(&source.path, line, &name)));
     }
+    findings.extend(messages::check(tree));
     findings.extend(described::check(tree));
     findings
 }

@@ -2,3 +2,5 @@
 //! have every flag.
 pub mod completions;
 pub mod man;
+#[cfg(test)]
+mod reference;

@@ -131,7 +131,8 @@ pub fn wrapped(text: &str) -> String {
     wrapped_at(text, HELP_COLUMNS)
 }
 
-fn wrapped_at(text: &str, columns: usize) -> String {
+/// Returns a text in lines of at most so many columns.
+pub fn wrapped_at(text: &str, columns: usize) -> String {
     let (mut out, mut column) = (String::new(), 0);
     for word in text.split(' ') {
         if column > 0 {

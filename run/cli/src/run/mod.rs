@@ -613,34 +613,3 @@ fn given() -> Vec<CString> {
     }
     all
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The settings have a table of their own, which tests of the engine's crate check.
-    #[test]
-    fn usage_lists_every_flag_of_run_that_is_no_setting() {
-        let document = include_str!("../../../../docs/usage.md");
-        let (_, rest) = document.split_once("<!-- run-flags:begin -->\n").expect("it has the mark");
-        let (text, _) = rest.split_once("<!-- run-flags:end -->").expect("it has the mark");
-        let command = command();
-        let is_own =
-            |arg: &&Arg| !arg.is_hide_set() && flags().all(|key| arg.get_id().as_str() != key.name);
-        let row = |arg: &Arg| {
-            let separator = if arg.is_require_equals_set() { "[=" } else { " " };
-            let end = if arg.is_require_equals_set() { "]" } else { "" };
-            let value = arg.get_value_names().map_or(String::new(), |names| {
-                format!("{separator}{}{end}", names[0].replace('|', "\\|"))
-            });
-            let help = arg.get_help().expect("each flag has help").to_string().replace('\n', " ");
-            Some(format!("| `--{}{value}` | {help} |\n", arg.get_long()?))
-        };
-        let rows: String = command.get_arguments().filter(is_own).filter_map(row).collect();
-        let table = "| flag | what it does |\n|---|---|\n".to_string() + &rows;
-        assert!(
-            text == table,
-            "docs/usage.md, between the marks of `run-flags`: replace\n{text}\nby\n{table}"
-        );
-    }
-}

@@ -19,6 +19,8 @@ enum SortValue {
 /// A column.
 pub struct Column {
     pub title: &'static str,
+    /// What it shows, for the help and docs/reference.md.
+    pub help: &'static str,
     /// Columns of the terminal that it takes. The name takes what is left.
     pub width: usize,
     /// Columns with a lower rank are shown first.
@@ -72,6 +74,7 @@ fn bytes(value: u64) -> SortValue {
 pub const COLUMNS: [Column; 18] = [
     Column {
         title: "PID",
+        help: "process of memfold run, of memfold blk, or of a run",
         width: 7,
         rank: 1,
         cell: |row| match row.key {
@@ -82,6 +85,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: NAME,
+        help: "the command",
         width: NAME_WIDTH_MIN,
         rank: 0,
         cell: |row| row.name.clone(),
@@ -89,6 +93,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "GROUP",
+        help: "the group of a run",
         width: 10,
         rank: 11,
         cell: |row| or_dash(row.group.clone()),
@@ -96,6 +101,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "PARTS",
+        help: "processes of a run, runs of a group, devices of a server",
         width: 5,
         rank: 14,
         cell: |row| or_dash(row.members.map(|count| count.to_string())),
@@ -103,6 +109,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "USED/LIMIT",
+        help: "memory that counts against the limit. A run in a group: its share",
         width: 11,
         rank: 2,
         cell: used,
@@ -110,6 +117,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: BAR,
+        help: "# uncompressed, = compressed, . in the swap file or remote store; the whole bar is the limit and what is in the file or remote store",
         width: 10,
         rank: 3,
         cell: |_| String::new(),
@@ -120,6 +128,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "RES",
+        help: "uncompressed memory, the part # of the bar",
         width: 5,
         rank: 15,
         cell: |row| size(row.resident_bytes),
@@ -127,6 +136,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "POOL",
+        help: "compressed memory, the part = of the bar",
         width: 5,
         rank: 16,
         cell: |row| size(row.compressed_bytes),
@@ -134,6 +144,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "SPILL",
+        help: "data in the swap file and the remote store",
         width: 5,
         rank: 13,
         cell: |row| size(row.spilled_bytes),
@@ -141,6 +152,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "FOLD",
+        help: "data that is only stored, before compression",
         width: 5,
         rank: 10,
         cell: |row| size(row.folded_bytes),
@@ -148,6 +160,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "RATIO",
+        help: "size before compression / after it, of all data that was stored",
         width: 5,
         rank: 4,
         cell: |row| or_dash(row.ratio().map(short_ratio)),
@@ -155,6 +168,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "FAULT/S",
+        help: "all faults: touches that memfold served",
         width: 7,
         rank: 12,
         cell: |row| or_dash(row.rates.faults.map(short_count)),
@@ -162,6 +176,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "LOAD/S",
+        help: "faults that loaded data; reads of a device",
         width: 6,
         rank: 5,
         cell: |row| or_dash(row.rates.loads.map(short_count)),
@@ -169,6 +184,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "ZERO/S",
+        help: "first touches of pages",
         width: 6,
         rank: 7,
         cell: |row| or_dash(row.rates.zeros.map(short_count)),
@@ -176,6 +192,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "WRITE/S",
+        help: "first writes to loaded pages; writes to a device",
         width: 7,
         rank: 17,
         cell: |row| or_dash(row.rates.writes.map(short_count)),
@@ -183,6 +200,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "FAULT%",
+        help: "CPU time of threads in faults, as a share of the time; several threads can have more than 100",
         width: 6,
         rank: 6,
         cell: |row| or_dash(row.fault_percent().map(percent)),
@@ -190,6 +208,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "P99us",
+        help: "time that 99 of 100 loads did not exceed, in us",
         width: 5,
         rank: 9,
         cell: |row| or_dash(row.rates.load_p99_ns.map(|ns| short_count(ns as f64 / 1e3))),
@@ -197,6 +216,7 @@ pub const COLUMNS: [Column; 18] = [
     },
     Column {
         title: "CODEC",
+        help: "the codec of a run or of devices",
         width: 6,
         rank: 8,
         cell: |row| or_dash(row.codec.clone()),

@@ -5,6 +5,7 @@ use super::keys::{Input, ViewState};
 use super::model::{Row, RowKey, TopPage};
 use super::text::{fit, short_size};
 use crate::printable::printable;
+use crate::run::help::wrapped_at;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 use ratatui_core::style::{Color, Modifier, Style};
@@ -36,28 +37,21 @@ const PARTS: [(&str, char, Color); 3] = [
 const COUNTER_WIDTH: usize = 25;
 const SIZE_WIDTH: usize = 9;
 
-const HELP: [&str; 20] = [
-    "arrows, j, k     select a row; also PgUp, PgDn, Home, End",
-    "Enter            open it: the runs of a group, the processes of a run, a process",
-    "Esc              back",
-    "s, S             sort by the next column, by the one before",
-    "/                show only rows with this text in name, PID or group",
-    "l                change the limit of the run, group or server: 512M, 25%, none",
-    "e                write all figures to a JSON file in the current directory",
-    "q, Ctrl-C        quit; Ctrl-Z suspends it",
-    "",
-    "USED/LIMIT  memory that counts against the limit. A run in a group: its share",
-    "MEMORY      # uncompressed, = compressed, . in the swap file or remote store;",
-    "            the whole bar is the limit and what is in the file or remote store",
-    "RATIO       size before compression / after it, of all data that was stored",
-    "FOLD        data that is only stored, before compression",
-    "LOAD/S      faults that loaded data; reads of a device",
-    "ZERO/S      first touches of pages",
-    "WRITE/S     first writes to loaded pages; writes to a device",
-    "FAULT%      CPU time of threads in faults, as a share of the time",
-    "PARTS       processes of a run, runs of a group, devices of a server",
-    "Wider terminals show more columns.",
+/// What the keys do.
+pub const KEYS: [[&str; 2]; 8] = [
+    ["arrows, j, k", "select a row; also PgUp, PgDn, Home, End"],
+    ["Enter", "open it: the runs of a group, the processes of a run, a process"],
+    ["Esc", "back"],
+    ["s, S", "sort by the next column, by the one before"],
+    ["/", "show only rows with this text in name, PID or group"],
+    ["l", "change the limit of the run, group or server: 512M, 25%, none"],
+    ["e", "write all figures to a JSON file in the current directory"],
+    ["q, Ctrl-C", "quit; Ctrl-Z suspends it"],
 ];
+/// The last line of the help.
+const WIDER: &str = "Wider terminals show more columns.";
+/// Columns of a key and of a column's title in the help.
+const KEY_WIDTH: usize = 14;
 
 /// A buffer, and whether it may have colours.
 struct Canvas<'a> {
@@ -171,8 +165,23 @@ fn legend(canvas: &mut Canvas<'_>) {
     }
 }
 
+/// Explains the keys and the columns that this terminal shows. Where they don't fit, the columns
+/// come first.
 fn help(canvas: &mut Canvas<'_>, end: usize) {
-    for (y, line) in (2..end).zip(HELP) {
+    let width = usize::from(canvas.area.width).saturating_sub(KEY_WIDTH).max(KEY_WIDTH);
+    let explained = |name: &str, help: &str| -> Vec<String> {
+        let lines = wrapped_at(help, width);
+        let names = std::iter::once(name).chain(std::iter::repeat(""));
+        lines.lines().zip(names).map(|(line, name)| format!("{name:<KEY_WIDTH$}{line}")).collect()
+    };
+    let columns = shown(table_width(canvas.area.width)).into_iter();
+    let columns = columns.map(|(at, _)| (COLUMNS[at].title, COLUMNS[at].help));
+    let columns: Vec<String> = columns.flat_map(|(title, help)| explained(title, help)).collect();
+    let keys: Vec<String> = KEYS.iter().flat_map(|[key, help]| explained(key, help)).collect();
+    let lines =
+        columns.iter().map(String::as_str).chain([""]).chain(keys.iter().map(String::as_str));
+    let lines = lines.chain([WIDER]);
+    for (y, line) in (2..end).zip(lines) {
         canvas.line(y, line, Style::new());
     }
 }

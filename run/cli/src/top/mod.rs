@@ -138,3 +138,15 @@ fn limit(of: &RowKey, size: &str) -> Result<String, CommandFailure> {
         RowKey::Process(_) | RowKey::Export(_) => Err(CommandFailure::own("It has no limit.")),
     }
 }
+
+/// Returns the titles of all columns, each with what it shows.
+#[cfg(test)]
+pub fn columns() -> impl Iterator<Item = (&'static str, &'static str)> {
+    columns::COLUMNS.iter().map(|column| (column.title, column.help))
+}
+
+/// Returns the keys, each with what it does.
+#[cfg(test)]
+pub fn keys_of_screen() -> impl Iterator<Item = (&'static str, &'static str)> {
+    draw::KEYS.iter().map(|[key, help]| (*key, *help))
+}
