@@ -52,6 +52,8 @@ enum FakePage {
     Protected,
     /// It was present once; its bytes are poison.
     Gone,
+    /// Nothing is mapped there; its bytes are poison.
+    Unmapped,
 }
 
 struct Waiter {
@@ -171,6 +173,48 @@ impl FakeSpace {
         present
     }
 
+    /// Unmaps a range of the area, as `munmap` does. The engine must put nothing there.
+    pub fn unmap(&self, range: Range<usize>) {
+        let mut table = self.inner.table.lock();
+        for page in range.step_by(PAGE_SIZE) {
+            // SAFETY: the page lies in the zone, and the program gives up its bytes.
+            unsafe { self.in_area(page).write_bytes(POISON, PAGE_SIZE) };
+            table.pages.insert(page, FakePage::Unmapped);
+        }
+    }
+
+    /// Maps an unmapped range of the area. Its pages are missing.
+    pub fn map(&self, range: Range<usize>) {
+        let mut table = self.inner.table.lock();
+        for page in range.step_by(PAGE_SIZE) {
+            let before = table.pages.insert(page, FakePage::Gone);
+            assert_eq!(before, Some(FakePage::Unmapped), "{page:#x} is mapped twice");
+        }
+    }
+
+    /// Moves a mapping of the area and its pages, as `mremap` with `MREMAP_FIXED` does. With
+    /// `keeps_source` the source stays mapped, and its pages are missing.
+    pub fn remap(&self, from: Range<usize>, to: usize, keeps_source: bool) {
+        let mut table = self.inner.table.lock();
+        for offset in (0..from.len()).step_by(PAGE_SIZE) {
+            let (source, target) = (from.start + offset, to + offset);
+            let left = if keeps_source { FakePage::Gone } else { FakePage::Unmapped };
+            let page = table.pages.insert(source, left).unwrap_or(FakePage::Gone);
+            assert!(page != FakePage::Unmapped, "{source:#x} isn't mapped");
+            table.pages.insert(target, page);
+            // SAFETY: both pages lie in the zone, and differ. The program gives up the bytes of the
+            // target, and moves those of the source.
+            unsafe {
+                let (source, target) = (self.in_area(source), self.in_area(target));
+                match page {
+                    FakePage::Gone => target.write_bytes(POISON, PAGE_SIZE),
+                    _ => target.copy_from_nonoverlapping(source, PAGE_SIZE),
+                }
+                source.write_bytes(POISON, PAGE_SIZE);
+            }
+        }
+    }
+
     /// Returns whether a page of the area or of a frame is present.
     pub fn is_present(&self, page: usize) -> bool {
         self.inner.table.lock().is_present(page)
@@ -266,6 +310,7 @@ impl FakeTable {
         let clean = match self.pages.get(&page) {
             Some(FakePage::Present | FakePage::Protected) => return Err(Errno::EXIST),
             Some(FakePage::Gone) => &[POISON; PAGE_SIZE],
+            Some(FakePage::Unmapped) => panic!("{page:#x} is filled, but nothing is mapped there"),
             None => &[0; PAGE_SIZE],
         };
         assert!(bytes == clean, "page {page:#x} was written while it was not there");
