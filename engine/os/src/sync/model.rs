@@ -2,11 +2,14 @@
 use alloc::boxed::Box;
 use core::ops::{Deref, DerefMut};
 
+/// Most time that passes in one wait.
+const PASS_MAX_NS: u64 = 1_000_000;
+
 /// A mutex whose schedule the model checker chooses.
 #[derive(Default)]
 pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 /// Holds a [`Mutex`] until dropped.
-pub struct MutexGuard<'a, T>(shuttle::sync::MutexGuard<'a, T>);
+pub struct MutexGuard<'a, T>(shuttle::sync::MutexGuard<'a, T>, &'a Mutex<T>);
 
 impl<T> Mutex<T> {
     /// Makes a free mutex.
@@ -23,11 +26,11 @@ impl<T> Mutex<T> {
     }
     /// Waits for the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard(self.0.lock().unwrap_or_else(|e| e.into_inner()))
+        MutexGuard(self.0.lock().unwrap_or_else(|e| e.into_inner()), self)
     }
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.0.try_lock().ok().map(MutexGuard)
+        self.0.try_lock().ok().map(|guard| MutexGuard(guard, self))
     }
     /// Returns the value, without locking.
     pub fn get_mut(&mut self) -> &mut T {
@@ -57,11 +60,15 @@ impl Condvar {
     }
     /// Releases the guard, waits, takes the lock again. May wake spuriously.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-        MutexGuard(self.0.wait(guard.0).unwrap_or_else(|e| e.into_inner()))
+        MutexGuard(self.0.wait(guard.0).unwrap_or_else(|e| e.into_inner()), guard.1)
     }
-    /// Waits without a limit, because models have no time.
-    pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, _ns: u64) -> MutexGuard<'a, T> {
-        self.wait(guard)
+    /// Wakes at once, after at most [`PASS_MAX_NS`] of simulated time. So time passes for threads
+    /// that wait for nothing else.
+    pub fn wait_within<'a, T>(&self, guard: MutexGuard<'a, T>, ns: u64) -> MutexGuard<'a, T> {
+        let lock = guard.1;
+        drop(guard);
+        crate::thread::sleep_ns(ns.min(PASS_MAX_NS));
+        lock.lock()
     }
     /// Wakes every waiter.
     pub fn notify_all(&self) {
