@@ -106,6 +106,16 @@ impl Oracle {
         self.settle(from, keeps_source);
     }
 
+    /// Returns the number of pages.
+    pub fn pages(&self) -> usize {
+        self.with(|state| state.pages.len())
+    }
+
+    /// Returns whether a page is mapped.
+    pub fn is_mapped(&self, number: usize) -> bool {
+        self.with(|state| !state.pages[number].is_unmapped)
+    }
+
     /// Checks a page that the program sees.
     ///
     /// # Panics

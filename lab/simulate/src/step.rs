@@ -92,6 +92,9 @@ pub enum Step {
     Map(Range<usize>),
     /// Moves the mapping of pages to the page, and keeps the source or not.
     Remap(Range<usize>, usize, bool),
+    /// Copies the process, and looks at all pages as a child would. A child reaches the remote store
+    /// or not.
+    Fork(bool),
     /// Asks to fold pages.
     Fold(Range<usize>),
     /// Marks pages as cold.
@@ -222,9 +225,10 @@ impl<'a> StepSource<'a> {
         if !self.habits.maps {
             return Step::Discard(self.range(64));
         }
-        match self.random.below(4) {
-            0 => Step::Unmap(self.range(64)),
-            1 => Step::Map(self.range(128)),
+        match self.random.below(9) {
+            0 | 1 => Step::Unmap(self.range(64)),
+            2 | 3 => Step::Map(self.range(128)),
+            4 => Step::Fork(self.random.below(3) > 0),
             _ => {
                 let from = self.range(96);
                 let to = self.page().min(self.habits.pages - from.len());

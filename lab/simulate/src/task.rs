@@ -11,6 +11,7 @@ use memfold_os::units::PAGE_SIZE;
 use memfold_store::InjectedFault;
 use memfold_testkit::disk::DiskTrouble;
 use memfold_testkit::remote::{Ask, RemoteTrouble};
+use std::collections::HashMap;
 use std::iter::once;
 use std::ops::Range;
 
@@ -38,6 +39,7 @@ impl ProgramTask<'_> {
             Step::Unmap(range) => self.unmap(range),
             Step::Map(range) => self.map(range),
             Step::Remap(from, to, keeps_source) => self.remap(from, *to, *keeps_source),
+            Step::Fork(reaches) => self.fork(*reaches),
             Step::Fold(range) => _ = machine.pager.mappings().page_out_at(self.addrs(range)),
             Step::Cool(range) => machine.pager.mappings().cool_at(self.addrs(range)),
             Step::Need(range) => machine.pager.mappings().need_at(self.addrs(range)),
@@ -73,6 +75,8 @@ impl ProgramTask<'_> {
                 machine.pager.gauges().judge_cost();
                 machine.pager.gauges().publish();
                 machine.pager.store().tick();
+                // The children have ended by then.
+                machine.pager.fork().note_private();
             }
             _ => unreachable!("{step:?} is a step of the program"),
         }
@@ -169,6 +173,7 @@ impl ProgramTask<'_> {
     }
 
     fn discard(&self, pages: &Range<usize>) {
+        let _change = self.machine.changes.lock();
         if !self.oracle.claim(pages, Claim::Discard, true) {
             return;
         }
@@ -200,6 +205,7 @@ impl ProgramTask<'_> {
     }
 
     fn unmap(&self, pages: &Range<usize>) {
+        let _change = self.machine.changes.lock();
         if !self.oracle.claim(pages, Claim::Mapping, true) {
             return;
         }
@@ -215,7 +221,7 @@ impl ProgramTask<'_> {
     /// Maps the unmapped pages of a range.
     fn map(&self, pages: &Range<usize>) {
         for page in pages.clone() {
-            let one = page..page + 1;
+            let (_change, one) = (self.machine.changes.lock(), page..page + 1);
             if self.oracle.claim(&one, Claim::Mapping, false) {
                 let addrs = self.addrs(&one);
                 self.machine.space.map(addrs.clone());
@@ -226,6 +232,7 @@ impl ProgramTask<'_> {
     }
 
     fn remap(&self, from: &Range<usize>, to: usize, keeps_source: bool) {
+        let _change = self.machine.changes.lock();
         let target = to..to + from.len();
         if from.start < target.end && target.start < from.end {
             return;
@@ -255,5 +262,40 @@ impl ProgramTask<'_> {
         };
         pager.mappings().remap_with(&call, make);
         self.oracle.relocate(from, to, keeps_source);
+    }
+
+    /// Brings the engine to rest as for a copy of the process, and checks what a child without an
+    /// engine would have.
+    fn fork(&self, reaches: bool) {
+        let machine = self.machine;
+        if machine.pager.config().delivery != Delivery::Gate {
+            return;
+        }
+        let _change = machine.changes.lock();
+        let fork = machine.pager.fork();
+        fork.begin_copy(|| reaches, |_| {});
+        fork.set_alone(true);
+        let mut away = HashMap::new();
+        // SAFETY: the engine is at rest. This thread is the only one that reads its scratch, and it
+        // changes nothing.
+        unsafe {
+            fork.each_away(|addr, bytes| {
+                away.insert(addr, std::slice::from_raw_parts(bytes, PAGE_SIZE).to_vec());
+            });
+        }
+        for page in (0..self.oracle.pages()).filter(|page| self.oracle.is_mapped(*page)) {
+            let addr = machine.program.page(page);
+            let is_there = machine.space.peek(addr, |bytes| self.oracle.check(page, bytes));
+            if !is_there {
+                let zeros = vec![0; PAGE_SIZE];
+                self.oracle.check(page, away.get(&addr).unwrap_or(&zeros));
+            }
+        }
+        fork.set_alone(false);
+        // SAFETY: `begin_copy` has returned above, and both are called once for it.
+        unsafe {
+            fork.allow_requests();
+            fork.end_copy(false);
+        }
     }
 }

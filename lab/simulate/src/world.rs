@@ -5,6 +5,7 @@ use memfold_engine::config::WORKABLE_MIN_BYTES;
 use memfold_engine::delivery::background;
 use memfold_engine::pager::{Pager, PagerParts, StatsPlace};
 use memfold_engine::{Config, Delivery};
+use memfold_os::sync::Mutex;
 use memfold_os::thread::delegate_queue::{DelegateQueue, Delegated};
 use memfold_stats::Stats;
 use memfold_testkit::disk::MemoryDisk;
@@ -150,6 +151,8 @@ pub struct Machine {
     pub pager: Arc<Pager>,
     /// The program.
     pub program: Program,
+    /// Held by the task that changes mappings or copies the process.
+    pub changes: Mutex<()>,
 }
 
 impl Machine {
@@ -191,7 +194,7 @@ impl Machine {
         pager.prepare();
         pager.mappings().manage_empty(space.area().start, space.area().end);
         let program = Program::new(&pager, &space);
-        Machine { space, troubles, disk, remote, pager, program }
+        Machine { space, troubles, disk, remote, pager, program, changes: Mutex::new(()) }
     }
 
     /// Starts the engine's threads as tasks. Returns those that may wait for the others, and the

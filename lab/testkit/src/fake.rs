@@ -247,6 +247,18 @@ impl FakeSpace {
         self.inner.table.lock().is_present(page)
     }
 
+    /// Calls `read` with the bytes of a page of the area, if it is present, also if it is hidden.
+    /// Returns whether it is.
+    pub fn peek(&self, page: usize, read: impl FnOnce(&[u8])) -> bool {
+        let table = self.inner.table.lock();
+        let is_present = table.is_present(page);
+        if is_present {
+            // SAFETY: the page lies in the zone, and its writers hold the lock.
+            read(unsafe { std::slice::from_raw_parts(self.in_area(page), PAGE_SIZE) });
+        }
+        is_present
+    }
+
     /// Returns whether a page is present and write-protected.
     pub fn is_protected(&self, page: usize) -> bool {
         self.inner.table.lock().pages.get(&page) == Some(&FakePage::Protected)
