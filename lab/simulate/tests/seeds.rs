@@ -2,7 +2,7 @@
 use std::process::{Command, Output};
 
 /// Seeds of the fixed set.
-const SEEDS: u64 = 250;
+const SEEDS: u64 = 200;
 
 fn simulate(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memfold-simulate"));
