@@ -1,5 +1,6 @@
-//! Memory that mremap moves, as gate delivery does it, over real page tables. It is registered at
-//! every moment, so the kernel puts no zeros where something is folded. Rows Z1, B1.
+//! Memory that mremap moves, as gate delivery does it, over real page tables and a fake one. It is
+//! registered at every moment, so the kernel puts no zeros where something is folded. Rows Z1, B1.
+use memfold_engine::Delivery;
 use memfold_engine::fault::{FaultOutcome, PageFault};
 use memfold_engine::mappings::calls::{RemapCall, failed};
 use memfold_engine::pager::Pager;
@@ -8,6 +9,7 @@ use memfold_os::uffd::space::UffdSpace;
 use memfold_os::uffd::{Uffd, feature};
 use memfold_os::units::PAGE_SIZE;
 use memfold_testkit::fill::partly_random;
+use memfold_testkit::program;
 use memfold_testkit::unthreaded::engine;
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -151,4 +153,29 @@ fn z1_memory_that_could_not_be_moved_stays_registered() {
     let from = setup.folded();
     assert!(failed(setup.remap(from, from + PAGE_SIZE)), "they overlap");
     setup.assert_kept(from);
+}
+
+/// Single pages of a block that the program fills are joined. A page that mremap has moved keeps its
+/// key, but it isn't beside them any more.
+#[test]
+fn page_that_moved_is_not_joined_with_its_old_neighbours() {
+    let config = memfold_engine::Config { delivery: Delivery::Gate, ..program::small_config() };
+    let setup = program::Setup::new(config, 64);
+    let (from, to) = (setup.addrs(2..3), setup.addrs(40..41));
+    let remap =
+        RemapCall { from: from.clone(), len: PAGE_SIZE, to: Some(to.start), keeps_source: false };
+    let make = || {
+        setup.space.remap(from, to.start, false);
+        to.start as isize
+    };
+    setup.pager.mappings().remap_with(&remap, make);
+    for page in [40, 0, 1, 3] {
+        setup.program.write(page, |bytes| bytes.fill(page as u8));
+    }
+    setup.assert_sound();
+    setup.pager.mappings().page_out_at(setup.addrs(0..64));
+    for page in [40, 0, 1, 3] {
+        setup.program.read(page, |bytes| assert!(bytes.iter().all(|byte| *byte == page as u8)));
+    }
+    setup.assert_sound();
 }

@@ -15,6 +15,10 @@ pub mod units;
 pub mod page;
 pub mod text;
 pub mod raw;
+#[cfg(not(feature = "shuttle"))]
+mod clock;
+#[cfg(feature = "shuttle")]
+#[path = "model_clock.rs"]
 mod clock;
 pub mod vectors;
 pub mod sync;

@@ -12,7 +12,7 @@ use memfold_os::uffd::Partial;
 use memfold_os::uffd::drop::AddressSpan;
 use memfold_os::uffd::space::Space;
 use memfold_os::units::PAGE_SIZE;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -27,6 +27,9 @@ pub struct FakeSpace {
 
 struct FakeState {
     zone: Zone,
+    /// Folded memory is hidden from the program, as without a userfaultfd. The kernel makes a page of
+    /// zeros where one is missing and not hidden.
+    hides: bool,
     table: Mutex<FakeTable>,
     changed: Condvar,
     is_leaving: AtomicBool,
@@ -44,6 +47,8 @@ struct FakeTable {
     next_ticket: u64,
     /// Why protection can't be changed.
     refusal: Option<Errno>,
+    /// Pages of the area that are hidden.
+    hidden: HashSet<usize>,
 }
 
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -52,6 +57,8 @@ enum FakePage {
     Protected,
     /// It was present once; its bytes are poison.
     Gone,
+    /// Nothing is mapped there; its bytes are poison.
+    Unmapped,
 }
 
 struct Waiter {
@@ -71,12 +78,23 @@ pub struct TouchTicket {
 impl FakeSpace {
     /// Makes a space whose area has `pages` absent pages (aligned to 2 MiB).
     pub fn new(pages: usize) -> FakeSpace {
+        FakeSpace::with(pages, false)
+    }
+
+    fn with(pages: usize, hides: bool) -> FakeSpace {
         let zone =
             Zone::reserve(pages * PAGE_SIZE, memfold_os::units::MAX_BYTES).expect("address space");
         let (table, condition) = (Mutex::new(FakeTable::default()), Condvar::new());
         let (is_leaving, map_reads) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let inner = FakeState { zone, table, changed: condition, is_leaving, map_reads };
+        let inner = FakeState { zone, hides, table, changed: condition, is_leaving, map_reads };
         FakeSpace { inner: Arc::new(inner) }
+    }
+
+    /// Makes a space without a userfaultfd, in which folded memory is hidden. Its area is hidden.
+    pub fn hiding(pages: usize) -> FakeSpace {
+        let space = FakeSpace::with(pages, true);
+        space.inner.table.lock().hidden.extend(space.area().step_by(PAGE_SIZE));
+        space
     }
 
     /// Makes absent pages look present, as if they were evicted right after the question.
@@ -111,7 +129,10 @@ impl FakeSpace {
     /// [`FakeSpace::leave`].
     pub fn read<R>(&self, page: usize, read: impl FnOnce(&[u8]) -> R) -> Result<R, TouchTicket> {
         let mut table = self.inner.table.lock();
-        if !table.is_present(page) {
+        if self.inner.hides {
+            table.touch_shown(page);
+        }
+        if !table.is_present(page) || table.hidden.contains(&page) {
             return Err(table.enqueue(page));
         }
         // SAFETY: the page lies in the zone. No thread writes it while it is present and the table
@@ -129,7 +150,10 @@ impl FakeSpace {
         write: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, TouchTicket> {
         let mut table = self.inner.table.lock();
-        if table.pages.get(&page) != Some(&FakePage::Present) {
+        if self.inner.hides {
+            table.touch_shown(page);
+        }
+        if table.pages.get(&page) != Some(&FakePage::Present) || table.hidden.contains(&page) {
             return Err(table.enqueue(page));
         }
         // SAFETY: the page lies in the zone, and its readers and writers hold the lock. The engine
@@ -171,9 +195,68 @@ impl FakeSpace {
         present
     }
 
+    /// Unmaps a range of the area, as `munmap` does. The engine must put nothing there.
+    pub fn unmap(&self, range: Range<usize>) {
+        let mut table = self.inner.table.lock();
+        for page in range.step_by(PAGE_SIZE) {
+            // SAFETY: the page lies in the zone, and the program gives up its bytes.
+            unsafe { self.in_area(page).write_bytes(POISON, PAGE_SIZE) };
+            table.pages.insert(page, FakePage::Unmapped);
+            table.hidden.remove(&page);
+        }
+    }
+
+    /// Maps an unmapped range of the area. Its pages are missing, and hidden where memory is.
+    pub fn map(&self, range: Range<usize>) {
+        let mut table = self.inner.table.lock();
+        for page in range.step_by(PAGE_SIZE) {
+            let before = table.pages.insert(page, FakePage::Gone);
+            assert_eq!(before, Some(FakePage::Unmapped), "{page:#x} is mapped twice");
+            table.set_hidden(page, self.inner.hides);
+        }
+    }
+
+    /// Moves a mapping of the area and its pages, as `mremap` with `MREMAP_FIXED` does. With
+    /// `keeps_source` the source stays mapped, and its pages are missing.
+    pub fn remap(&self, from: Range<usize>, to: usize, keeps_source: bool) {
+        let mut table = self.inner.table.lock();
+        for offset in (0..from.len()).step_by(PAGE_SIZE) {
+            let (source, target) = (from.start + offset, to + offset);
+            let left = if keeps_source { FakePage::Gone } else { FakePage::Unmapped };
+            let page = table.pages.insert(source, left).unwrap_or(FakePage::Gone);
+            assert!(page != FakePage::Unmapped, "{source:#x} isn't mapped");
+            table.pages.insert(target, page);
+            let is_hidden = table.hidden.contains(&source);
+            table.set_hidden(target, is_hidden);
+            table.set_hidden(source, is_hidden && keeps_source);
+            // SAFETY: both pages lie in the zone, and differ. The program gives up the bytes of the
+            // target, and moves those of the source.
+            unsafe {
+                let (source, target) = (self.in_area(source), self.in_area(target));
+                match page {
+                    FakePage::Gone => target.write_bytes(POISON, PAGE_SIZE),
+                    _ => target.copy_from_nonoverlapping(source, PAGE_SIZE),
+                }
+                source.write_bytes(POISON, PAGE_SIZE);
+            }
+        }
+    }
+
     /// Returns whether a page of the area or of a frame is present.
     pub fn is_present(&self, page: usize) -> bool {
         self.inner.table.lock().is_present(page)
+    }
+
+    /// Calls `read` with the bytes of a page of the area, if it is present, also if it is hidden.
+    /// Returns whether it is.
+    pub fn peek(&self, page: usize, read: impl FnOnce(&[u8])) -> bool {
+        let table = self.inner.table.lock();
+        let is_present = table.is_present(page);
+        if is_present {
+            // SAFETY: the page lies in the zone, and its writers hold the lock.
+            read(unsafe { std::slice::from_raw_parts(self.in_area(page), PAGE_SIZE) });
+        }
+        is_present
     }
 
     /// Returns whether a page is present and write-protected.
@@ -248,6 +331,22 @@ impl FakeTable {
         matches!(self.pages.get(&page), Some(FakePage::Present | FakePage::Protected))
     }
 
+    fn set_hidden(&mut self, page: usize, is_hidden: bool) {
+        match is_hidden {
+            true => _ = self.hidden.insert(page),
+            false => _ = self.hidden.remove(&page),
+        }
+    }
+
+    /// Does what the kernel does for a touch of a missing page that isn't hidden.
+    fn touch_shown(&mut self, page: usize) {
+        if !self.is_present(page) && !self.hidden.contains(&page) {
+            // SAFETY: the page is one of the area, and the array is readable.
+            let outcome = unsafe { self.install(page, [0; PAGE_SIZE].as_ptr()) };
+            outcome.expect("it is missing");
+        }
+    }
+
     fn enqueue(&mut self, page: usize) -> TouchTicket {
         let number = self.next_ticket;
         self.next_ticket += 1;
@@ -266,6 +365,7 @@ impl FakeTable {
         let clean = match self.pages.get(&page) {
             Some(FakePage::Present | FakePage::Protected) => return Err(Errno::EXIST),
             Some(FakePage::Gone) => &[POISON; PAGE_SIZE],
+            Some(FakePage::Unmapped) => panic!("{page:#x} is filled, but nothing is mapped there"),
             None => &[0; PAGE_SIZE],
         };
         assert!(bytes == clean, "page {page:#x} was written while it was not there");
@@ -331,10 +431,16 @@ impl Space for FakeSpace {
         if table.is_across(dst, len) {
             return Err(Partial { done: 0, errno: Errno::NOENT });
         }
-        // SAFETY: the caller vouches for both ranges.
-        self.each(&mut table, dst, len, wake, |table, at| unsafe {
-            table.install(dst + at, src.add(at))
-        })
+        let is_shown = self.inner.hides && self.inner.zone.contains(dst);
+        let outcome = self.each(&mut table, dst, len, wake, |table, at| {
+            assert!(!is_shown || table.hidden.contains(&(dst + at)), "{dst:#x} is filled in sight");
+            // SAFETY: the caller vouches for both ranges.
+            unsafe { table.install(dst + at, src.add(at)) }
+        });
+        if is_shown && outcome.is_ok() {
+            (dst..dst + len).step_by(PAGE_SIZE).for_each(|page| table.set_hidden(page, false));
+        }
+        outcome
     }
 
     unsafe fn copy_protected(&self, dst: usize, src: *const u8, len: usize) -> Result<(), Partial> {
@@ -371,7 +477,9 @@ impl Space for FakeSpace {
             return Err(refusal);
         }
         for page in (start..start + len).step_by(PAGE_SIZE) {
-            if let Some(FakePage::Present | FakePage::Protected) = table.pages.get(&page) {
+            if self.inner.hides {
+                table.set_hidden(page, on);
+            } else if let Some(FakePage::Present | FakePage::Protected) = table.pages.get(&page) {
                 table.pages.insert(page, if on { FakePage::Protected } else { FakePage::Present });
             }
         }
@@ -384,6 +492,9 @@ impl Space for FakeSpace {
     unsafe fn take_by_copy(&self, address: usize, to: *mut u8, len: usize) -> usize {
         let mut table = self.inner.table.lock();
         for at in (0..len).step_by(PAGE_SIZE) {
+            if self.inner.hides {
+                table.set_hidden(address + at, true);
+            }
             // SAFETY: the caller promises room at `to`. The page is present, and is removed.
             unsafe {
                 if table.is_present(address + at) {
@@ -409,7 +520,11 @@ impl Space for FakeSpace {
     }
 
     fn can_drop(&self) -> bool {
-        true
+        !self.hides()
+    }
+
+    fn hides(&self) -> bool {
+        self.inner.hides
     }
 
     unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial> {

@@ -15,19 +15,19 @@ const AGAIN_MAX: u32 = 1_000_000;
 ///
 /// With thread delivery, a touch of a missing page queues the thread, a handler (played by the same
 /// thread) handles the fault, and the thread sleeps until it is woken, whatever the handler
-/// returned. With signal delivery the thread handles its own fault and tries again.
+/// returned. Otherwise the thread handles its own fault and tries again.
 #[derive(Clone)]
 pub struct Program {
     pager: Arc<Pager>,
     space: FakeSpace,
-    is_signal: bool,
+    is_inline: bool,
 }
 
 impl Program {
     /// Makes a program whose memory is the area of `space`, paged by `pager`.
     pub fn new(pager: &Arc<Pager>, space: &FakeSpace) -> Program {
-        let is_signal = pager.config().delivery == memfold_engine::Delivery::Signal;
-        Program { pager: pager.clone(), space: space.clone(), is_signal }
+        let is_inline = pager.config().delivery != memfold_engine::Delivery::Thread;
+        Program { pager: pager.clone(), space: space.clone(), is_inline }
     }
 
     /// Returns the address of a page of the area, counted from 0.
@@ -68,9 +68,9 @@ impl Program {
                 addr: page,
                 protected: ticket.protected,
                 // A handler does not learn that.
-                write: write && self.is_signal,
+                write: write && self.is_inline,
             });
-            if self.is_signal {
+            if self.is_inline {
                 self.space.leave(ticket);
             } else {
                 self.space.sleep(ticket);

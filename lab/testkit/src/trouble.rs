@@ -20,6 +20,8 @@
 //! - any of `Again`, `Partial` (whole ranges) and `Refused` when many ranges are dropped, and
 //!   [`Trouble::Torn`]: of the first range that isn't dropped whole, the first page is gone.
 //!
+//! Where memory is hidden, only moves by copy and discards of frames fail.
+//!
 //! It need not survive these, because the kernel never does them: any other wrong result, EEXIST in
 //! an empty frame, ENOENT for a present page.
 use crate::fake::FakeSpace;
@@ -165,6 +167,9 @@ impl Troubled {
 
     /// Returns the fault of this call of `pages` pages, if any.
     fn due(&self, call: Call, pages: usize) -> Option<Trouble> {
+        if self.space.hides() && !matches!(call, Call::CopyOut | Call::DiscardFrame) {
+            return None;
+        }
         let mut plan = self.plan.lock();
         let mut strike = None;
         for (of, nth, trouble) in plan.script.iter_mut().filter(|s| s.0 == call && s.1 > 0) {
@@ -328,6 +333,10 @@ impl Space for Troubled {
 
     fn can_drop(&self) -> bool {
         self.space.can_drop()
+    }
+
+    fn hides(&self) -> bool {
+        self.space.hides()
     }
 
     unsafe fn drop_spans(&self, spans: &[AddressSpan]) -> Result<(), Partial> {

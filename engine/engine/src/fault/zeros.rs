@@ -203,15 +203,16 @@ impl Loads<'_> {
         self.table.tally().map(keys.end - keys.start);
         self.table.list_by_state(&guard, id);
         if order == Order::PAGE {
-            self.join_filled(areas, &mut guard, key);
+            self.join_filled(areas, area, &mut guard, key);
         }
         self.first_touches.filled(key, keys.start, keys.end, false);
         self.table.notify(&guard);
         Ok(LoadOutcome::Done)
     }
 
-    /// Joins the block of page `key` if all its pages were filled and none is stored.
-    fn join_filled(&self, areas: &Areas, guard: &mut ShardGuard<'_>, key: u64) {
+    /// Joins the block of page `key` if all its pages were filled, none is stored, and mremap has
+    /// moved none to another area.
+    fn join_filled(&self, areas: &Areas, area: &Area, guard: &mut ShardGuard<'_>, key: u64) {
         let block = self.config.block_order;
         let (start, pages) = (align(key, block), block.pages() as u64);
         let fresh = |guard: &ShardGuard<'_>, key: u64| -> Option<FolioId> {
@@ -225,6 +226,8 @@ impl Loads<'_> {
             is_fresh.then_some(id)
         };
         if block == Order::PAGE
+            || start < area.key
+            || start + pages > area.key_end()
             || areas.is_pinned(start, start + pages)
             || (start..start + pages).any(|key| fresh(guard, key).is_none())
         {

@@ -173,18 +173,23 @@ impl Fork<'_> {
     /// # Safety
     /// - The caller is the only thread, and nothing of the engine is used afterwards.
     pub unsafe fn each_away(&self, mut put: impl FnMut(usize, *const u8)) {
+        // SAFETY: the parent has begun the copy, which ends later, and the caller is alone.
+        self.backing.swap().into_iter().for_each(|swap| unsafe { swap.allow_reads() });
         // SAFETY: nobody changes areas.
         for area in unsafe { self.areas.peek() }.iter() {
             let keys = area.key..area.key + (area.end - area.start);
-            let mut stored_pages: Vec<(u64, BlockSlot, Order)> = Vec::new();
+            let mut stored_pages: Vec<(u64, Option<BlockSlot>, Order)> = Vec::new();
             self.table.each(keys.clone(), |guard, id| {
                 let folio = self.table.get(guard, id);
                 if folio.state.get() != FolioState::Resident {
+                    // What is in a frame may be newer than its stored copy.
+                    let is_stored = folio.state.get() != FolioState::Cached;
                     let (block, slots) =
                         (self.table.block_order(folio.order()), self.table.slots(folio));
                     let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let missing_keys = own.filter(|key| !folio.is_here(*key));
+                    let slot = |key| is_stored.then(|| slot(key));
                     stored_pages.extend(missing_keys.map(|key| (key, slot(key), block)));
                 }
             });
@@ -193,11 +198,11 @@ impl Fork<'_> {
                 let (addr, page) = (area.addr_of(key), key as usize % block.pages());
                 // SAFETY: the engine is at rest, and the caller is alone. The scratch holds a block.
                 unsafe {
-                    if slot.handle.as_foreign().is_none() {
+                    let Some(slot) = slot.filter(|slot| slot.handle.as_foreign().is_some()) else {
                         last_handle = Handle::NONE;
                         put(addr, self.page_at_rest(Some(addr)));
                         continue;
-                    }
+                    };
                     if last_handle != slot.handle {
                         let context = self.backing.context_at_rest();
                         let to = Page::at(self.scratch.as_ptr());
@@ -208,6 +213,7 @@ impl Fork<'_> {
                 }
             }
         }
+        self.backing.swap().into_iter().for_each(Swap::forbid_reads);
     }
 
     /// In a child: whether its only thread does by itself what engine threads do for it later. It

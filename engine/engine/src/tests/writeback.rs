@@ -1,7 +1,8 @@
 //! A folio in the pool stays on writeback's list, whichever other thread works on it.
 use super::fault::Engine;
 use crate::parts::bytes;
-use memfold_os::units::Order;
+use crate::reclaim::{Reclaim, ReclaimProgress};
+use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_store::{CodecSpec, ColdObject};
 use memfold_testkit::fill::partly_random;
 
@@ -90,4 +91,32 @@ fn block_longer_than_any_free_run_is_written_later() {
     assert_eq!((pager.0.backing.store().stats().objects, swap.objects()), (0, 16));
     (0..64).for_each(|n| engine.assert_holds(n, 1));
     pager.check().unwrap();
+}
+
+/// The swap cache may be newer than the copies that it once had in the file.
+#[test]
+fn child_without_an_engine_gets_what_is_in_frames() {
+    let engine = stored(2);
+    let swap = engine.pager.0.backing.swap().unwrap();
+    while engine.pager.writeback().pack_round(swap) > 0 {}
+    assert_eq!(swap.objects(), 16);
+    let changed = [0, 9, 21];
+    changed.iter().for_each(|page| engine.write(*page, |bytes| bytes[100] = 7));
+    let areas = engine.pager.0.areas.read();
+    while Reclaim::new(&engine.pager.0).evict(&areas) == ReclaimProgress::Freed {}
+    drop(areas);
+    assert_eq!(engine.space.present_pages(), 0, "all are evicted, and none is saved");
+    let mut seen = 0;
+    let mut see = |addr: usize, bytes: *const u8| {
+        let number = (addr - engine.page(0)) / PAGE_SIZE;
+        let mut want = partly_random(number as u64, 2);
+        want[100] = if changed.contains(&number) { 7 } else { want[100] };
+        // SAFETY: there is a page.
+        let bytes = unsafe { core::slice::from_raw_parts(bytes, PAGE_SIZE) };
+        assert!(bytes == want, "page {number}");
+        seen += 1;
+    };
+    // SAFETY: this is the only thread, and there is no remote store.
+    unsafe { engine.pager.fork().each_away(&mut see) };
+    assert_eq!(seen, 64);
 }

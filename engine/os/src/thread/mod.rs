@@ -6,6 +6,8 @@ pub mod delegate_queue;
 pub mod owner;
 
 use crate::Errno;
+#[cfg(feature = "shuttle")]
+pub use crate::clock::pass_ns;
 pub use crate::clock::{cpu_ns, now_ns, process_cpu_ns, use_no_counter};
 use crate::raw::system_call;
 use crate::text::TextBuffer;
@@ -206,12 +208,27 @@ pub fn each_cpu(mut each: impl FnMut(usize)) {
     }
 }
 
+/// Returns the CPU that runs the caller now: in a model, one of four, by the number of the task.
+#[cfg(feature = "shuttle")]
+pub fn current_cpu() -> usize {
+    shuttle::current::try_get_current_task().map_or(0, |task| usize::from(task) % 4)
+}
+
 /// Returns the CPU that runs the caller now. It is a hint, because it may change at once.
+#[cfg(not(feature = "shuttle"))]
 pub fn current_cpu() -> usize {
     rustix::thread::sched_getcpu()
 }
 
 /// Sleeps for `ns` nanoseconds, or less if a signal arrives.
+#[cfg(feature = "shuttle")]
+pub fn sleep_ns(ns: u64) {
+    pass_ns(ns);
+    yield_now();
+}
+
+/// Sleeps for `ns` nanoseconds, or less if a signal arrives.
+#[cfg(not(feature = "shuttle"))]
 pub fn sleep_ns(ns: u64) {
     let time = rustix::time::Timespec {
         tv_sec: (ns / 1_000_000_000) as i64,

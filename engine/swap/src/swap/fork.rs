@@ -97,6 +97,23 @@ impl Swap {
         self.tier.iter().for_each(|tier| unsafe { tier.connect() });
     }
 
+    /// Lets the caller read objects before [`Swap::end_copy`], until [`Swap::forbid_reads`]. A read
+    /// looks up in the tier where a slot is.
+    ///
+    /// # Safety
+    /// - `begin_copy` has returned true, in this process or in the parent that it is a copy of, and
+    ///   `end_copy` isn't called before `forbid_reads` has returned.
+    /// - No other thread uses the file.
+    pub unsafe fn allow_reads(&self) {
+        // SAFETY: the caller promises that `begin_copy` has frozen the tier.
+        self.tier.iter().for_each(|tier| unsafe { tier.unfreeze() });
+    }
+
+    /// Ends [`Swap::allow_reads`].
+    pub fn forbid_reads(&self) {
+        self.tier.iter().for_each(Tier::freeze_again);
+    }
+
     /// Ends a fork, in the parent and in a child, after [`Swap::begin_in_child`] and
     /// [`Swap::allow_requests`].
     ///

@@ -236,6 +236,11 @@ impl Tier {
         unsafe { self.state.unlock() };
     }
 
+    /// Blocks changes again after [`Tier::unfreeze`], for the rest of a fork.
+    pub fn freeze_again(&self) {
+        core::mem::forget(self.state.lock());
+    }
+
     /// Begins in a child of fork, with the tier still frozen. Moves and deletes in progress belong
     /// to the parent. The slots before `inherited` are the ancestors'; 0 means that none of them is
     /// read.
