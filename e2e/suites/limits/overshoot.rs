@@ -78,7 +78,7 @@ fn memory_asked_for_ahead_is_filled_within_the_limit() {
 fn threads_that_fill_what_was_mapped_before_keep_to_the_limit() {
     const MIB: u64 = 256;
     let program = compile("grower");
-    for (seed, paging) in [(1, "userfaultfd"), (2, "userfaultfd"), (3, "protection")] {
+    for (seed, paging) in [(1, "userfaultfd"), (2, "guard"), (3, "protection")] {
         let limit = format!("{}M", MIB / 4);
         let flags = ["--paging", paging, "--limit", &limit];
         let Some(kib) = peak_with(&flags, &program.path, &format!("{seed}"), MIB) else { return };

@@ -232,9 +232,11 @@ fn assert_right_without_userfaultfd(programs: &[(&str, u64, &[&str])]) {
     fs::set_permissions(&filter.scratch.0, fs::Permissions::from_mode(0o755)).unwrap();
     let world = UNPRIVILEGED.replace("/mnt/memfold", &format!("{} 1 /mnt/memfold", filter.path));
     assert_ne!(world, UNPRIVILEGED);
-    let flags = [FLAGS, &["--paging", "protection"]].concat();
-    for (name, least_units, promises) in programs {
-        assert_all_right(&world, &flags, name, *least_units, promises);
+    for paging in ["guard", "protection"] {
+        let flags = [FLAGS, &["--paging", paging]].concat();
+        for (name, least_units, promises) in programs {
+            assert_all_right(&world, &flags, name, *least_units, promises);
+        }
     }
 }
 

@@ -85,7 +85,7 @@ fn perf_records_a_folded_program_with_unchanged_output() {
 fn child_that_asks_to_be_traced_stops_only_at_its_exec() {
     let program = compile("traced");
     for how in ["fork", "vfork"] {
-        for paging in ["userfaultfd", "protection"] {
+        for paging in ["userfaultfd", "guard", "protection"] {
             let flags = ["--limit", "12M", "--paging", paging];
             let command = [program.path.as_str(), how];
             let Some(output) = printed_in("", &flags, 16, &command) else { return };

@@ -344,7 +344,8 @@ fn container_without_device_pages_by_protection_and_check_helps() {
             let summary = folds_in(&sandbox, &world);
             let warnings: Vec<&str> =
                 summary.lines().filter(|line| line.contains("warning")).collect();
-            let words = ["--paging protection", "userfaultfd", "seccomp", "device"];
+            let words =
+                ["--paging protection", "--paging guard", "userfaultfd", "seccomp", "device"];
             assert!(
                 matches!(warnings[..], [line] if words.iter().all(|word| line.contains(word))),
                 "{summary}"

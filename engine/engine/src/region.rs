@@ -169,9 +169,9 @@ impl Memory {
                 "delivery: gate does not support swap and remote in regions yet. Use thread or signal.",
             )));
         }
-        if config.by_protection {
+        if config.paging.hides() {
             return Err(Error::Config(String::from(
-                "paging: protection works only under memfold run; regions of a library need userfaultfd. Leave the setting out.",
+                "paging: guard and protection work only under memfold run; regions of a library need userfaultfd. Leave the setting out.",
             )));
         }
         if zone::are_crowded() {

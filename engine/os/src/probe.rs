@@ -64,6 +64,14 @@ pub fn reads_itself() -> Result<(), Errno> {
     if byte == 77 { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
+/// Checks whether folded pages can be guard pages ([`Protection::with_guards`]).
+///
+/// # Errors
+/// The kernel's.
+pub fn guards() -> Result<(), Errno> {
+    Protection::open()?.with_guards().map(drop)
+}
+
 /// Returns whether memory can be paged by its protection: bytes are put into inaccessible memory,
 /// and shown. `true`: the kernel forces access for that (`proc_mem.force_override`). `false`: the
 /// bytes are moved there, which is slower.

@@ -1,6 +1,13 @@
-//! Paging by protection, where no userfaultfd is available. Folded memory lies under PROT_NONE, so
-//! a touch is a SIGSEGV in the touching thread (A. Appel and K. Li, "Virtual memory primitives for
-//! user programs", ASPLOS 1991).
+//! Paging by protection, where no userfaultfd is available. Folded memory lies under PROT_NONE, or
+//! consists of guard pages, so a touch is a SIGSEGV in the touching thread (A. Appel and K. Li,
+//! "Virtual memory primitives for user programs", ASPLOS 1991).
+//!
+//! **Guard pages** (MADV_GUARD_INSTALL, Linux 6.13, `mm/madvise.c`) are marks in the page table of
+//! accessible memory, and take no mapping. They survive fork, mremap and MADV_DONTNEED. To remove one
+//! makes it a missing page, which another thread could touch before it has its bytes. So while a page
+//! is loaded or evicted, it also lies under PROT_NONE: the guard is removed or put there meanwhile.
+//! Memory that was never touched is hidden by PROT_NONE only. Where the page map doesn't tell guard
+//! pages from swapped ones (before Linux 6.16), none are used.
 //!
 //! Bytes are written to hidden memory through `/proc/self/mem`, whose accesses are forced
 //! (`mm/gup.c` FOLL_FORCE). One mprotect then shows all of them at once. An eviction hides the
@@ -42,6 +49,10 @@ use rustix::mm::{Advice, madvise};
 const MAPPINGS_KEPT: i64 = 8192;
 /// When there are too many mappings, they are counted again after so many requests.
 const PATIENCE: i64 = 256;
+
+/// `include/uapi/asm-generic/mman-common.h`, Linux 6.13.
+const MADV_GUARD_INSTALL: usize = 102;
+const MADV_GUARD_REMOVE: usize = 103;
 
 /// Spare areas: each gives room for two more.
 const SPARES: usize = 64;
@@ -89,6 +100,8 @@ pub struct Protection {
     /// refused.
     may_hide: AtomicI64,
     spares: SpareMappings,
+    /// Whether evicted pages become guard pages in accessible memory.
+    guards: bool,
 }
 
 impl Protection {
@@ -107,7 +120,22 @@ impl Protection {
             mappings_max: number.unwrap_or(65_530),
             may_hide: AtomicI64::new(0),
             spares: SpareMappings::new()?,
+            guards: false,
         })
+    }
+
+    /// Lets evicted pages become guard pages.
+    ///
+    /// # Errors
+    /// The kernel's: EINVAL before Linux 6.13. EOPNOTSUPP if the page map does not tell guard pages
+    /// from others (before Linux 6.16), or if the kernel forces no access to hidden memory.
+    pub fn with_guards(self) -> Result<Protection, Errno> {
+        let (zone, map) = (Zone::reserve(PAGE_SIZE, PAGE_SIZE)?, Pagemap::open()?);
+        install_guards(&(zone.start()..zone.start() + PAGE_SIZE))?;
+        if map.is_populated(zone.start()) || !self.forces {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(Protection { guards: true, ..self })
     }
 
     /// Moves the descriptor to a number from `least` on.
@@ -121,6 +149,11 @@ impl Protection {
     /// Returns whether the kernel forces access to hidden memory.
     pub fn forces(&self) -> bool {
         self.forces
+    }
+
+    /// Returns whether evicted pages become guard pages.
+    pub fn guards(&self) -> bool {
+        self.guards
     }
 
     /// Returns the descriptor.
@@ -144,22 +177,37 @@ impl Protection {
         set_access(range, libc::PROT_NONE)
     }
 
-    /// Shows a range to the program, for reading and writing.
+    /// Shows a range to the program, for reading and writing. Guard pages in it become missing pages.
     ///
     /// Ends the process if the kernel refuses, because the program cannot continue then.
     pub fn show(&self, range: &Range<usize>) {
-        let show = || set_access(range, libc::PROT_READ | libc::PROT_WRITE);
-        let mut outcome = show();
+        if self.guards {
+            let _ = remove_guards(range);
+        }
+        self.set_access_for_sure(range, libc::PROT_READ | libc::PROT_WRITE);
+    }
+
+    /// Sets the access to a range, at the cost of spare areas if need be.
+    fn set_access_for_sure(&self, range: &Range<usize>, access: i32) {
+        let mut outcome = set_access(range, access);
         while outcome == Err(Errno::NOMEM) && self.spares.give_up() {
-            outcome = show();
+            outcome = set_access(range, access);
         }
         if let Err(e) = outcome {
             let text: TextBuffer<256> = TextBuffer::of(format_args!(
-                "The kernel refuses to show folded memory to the program ({e}). The process has too many \
+                "The kernel refuses to load folded memory of the program ({e}). The process has too many \
                  mappings. Raise vm.max_map_count, which is {}",
                 self.mappings_max
             ));
             end(core::str::from_utf8(text.as_bytes()).unwrap_or("vm.max_map_count is too small"));
+        }
+    }
+
+    /// Makes a hidden range without pages accessible, with guard pages instead, so that it takes no
+    /// mapping of its own. Where the kernel refuses, the range stays hidden.
+    fn guard(&self, range: &Range<usize>) {
+        if self.guards && install_guards(range).is_ok() {
+            let _ = set_access(range, libc::PROT_READ | libc::PROT_WRITE);
         }
     }
 
@@ -349,6 +397,28 @@ unsafe fn read_shown(from: usize, to: *mut u8, len: usize) -> Result<(), Errno> 
     set_access(&range, libc::PROT_NONE)
 }
 
+/// Makes all pages of a range guard pages. A touch of one is a SIGSEGV, and its bytes are gone.
+fn install_guards(range: &Range<usize>) -> Result<(), Errno> {
+    advise(range, MADV_GUARD_INSTALL)
+}
+
+/// Makes the guard pages of a range missing pages. Others stay.
+fn remove_guards(range: &Range<usize>) -> Result<(), Errno> {
+    advise(range, MADV_GUARD_REMOVE)
+}
+
+fn advise(range: &Range<usize>, advice: usize) -> Result<(), Errno> {
+    loop {
+        // SAFETY: callers install guards only where the page table has nothing that the program needs,
+        // and to remove them changes no byte.
+        match unsafe { system_call(libc::SYS_madvise, [range.start, range.len(), advice, 0, 0, 0]) }
+        {
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            outcome => return outcome.map(drop),
+        }
+    }
+}
+
 fn set_access(range: &Range<usize>, access: i32) -> Result<(), Errno> {
     if range.is_empty() {
         return Ok(());
@@ -491,14 +561,21 @@ impl Space for ProtectionSpace {
         len: usize,
         _wake: bool,
     ) -> Result<(), Partial> {
+        let range = dst..dst + len;
+        if self.protection.guards {
+            // No other thread sees the pages before they have their bytes.
+            self.protection.set_access_for_sure(&range, libc::PROT_NONE);
+            remove_guards(&range).map_err(|errno| Partial { done: 0, errno })?;
+        }
         // SAFETY: by the caller's promise `src` is readable, and the bytes at `dst` may be defined.
         let outcome = unsafe { self.protection.write(dst, src, len) };
         if outcome < len {
+            // The range stays hidden.
             // SAFETY: this call has made these pages.
             let _ = unsafe { madvise(dst as *mut _, len, Advice::LinuxDontNeed) };
             return Err(Partial { done: 0, errno: Errno::FAULT });
         }
-        self.protection.show(&(dst..dst + len));
+        self.protection.set_access_for_sure(&range, libc::PROT_READ | libc::PROT_WRITE);
         Ok(())
     }
 
@@ -548,6 +625,9 @@ impl Space for ProtectionSpace {
             };
         }
         self.protection.show(&(address + read_bytes..address + len));
+        if dropped_bytes > 0 {
+            self.protection.guard(&(address..address + dropped_bytes));
+        }
         dropped_bytes
     }
 
@@ -562,6 +642,10 @@ impl Space for ProtectionSpace {
 
     fn hides(&self) -> bool {
         true
+    }
+
+    fn takes_mappings(&self) -> bool {
+        !self.protection.guards
     }
 
     unsafe fn drop_spans(&self, _spans: &[AddressSpan]) -> Result<(), Partial> {
@@ -594,162 +678,4 @@ impl Space for ProtectionSpace {
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use super::*;
-    use crate::raw::read_if_there;
-    use crate::sync::MutexGuard;
-    use crate::thread::pin;
-
-    const PAGES: usize = 16;
-    const LEN: usize = PAGES * PAGE_SIZE;
-
-    /// A test's zones, with the lock of forks, because pages that a fork shares aren't evicted.
-    struct Setup {
-        _alone: MutexGuard<'static, ()>,
-        space: ProtectionSpace,
-        memory: Zone,
-        frame: Zone,
-    }
-
-    impl Setup {
-        /// Makes pages that hold their number, except for one that is missing.
-        fn new(forces: bool) -> Setup {
-            let _alone = crate::FORKS.lock();
-            // A page that another CPU has just been given is in that CPU's batch, and stays.
-            pin(rustix::thread::sched_getcpu());
-            let (protection, pagemap) = (Protection::open().unwrap(), Pagemap::open().unwrap());
-            let protection = Protection { forces: forces && protection.forces, ..protection };
-            let [memory, frame] = [(); 2].map(|()| Zone::reserve(LEN, LEN).unwrap());
-            for page in (0..PAGES).filter(|page| *page != 3) {
-                // SAFETY: the page is inside the zone.
-                unsafe { memory.as_ptr().add(page * PAGE_SIZE).write_bytes(page as u8, PAGE_SIZE) };
-            }
-            Setup {
-                _alone,
-                space: ProtectionSpace::new(Arc::new(protection), Arc::new(pagemap)),
-                memory,
-                frame,
-            }
-        }
-
-        fn take(&self) -> usize {
-            // SAFETY: only the test uses the zones.
-            unsafe { self.space.take_by_copy(self.memory.start(), self.frame.as_ptr(), LEN) }
-        }
-
-        /// Returns the first byte of a resident page, or the error of reading it.
-        fn byte(&self, page: usize) -> Result<u8, Errno> {
-            let mut byte = 0;
-            let from = self.memory.start() + page * PAGE_SIZE;
-            // SAFETY: `byte` has room for one.
-            unsafe { read_if_there(from, &raw mut byte, 1) }.map(|_| byte)
-        }
-
-        fn taken(&self, page: usize) -> u8 {
-            // SAFETY: the page is inside the zone.
-            unsafe { self.frame.as_ptr().add(page * PAGE_SIZE).read_volatile() }
-        }
-
-        fn is_there(&self, page: usize) -> bool {
-            self.space.is_populated(self.memory.start() + page * PAGE_SIZE)
-        }
-    }
-
-    fn number(page: usize) -> u8 {
-        if page == 3 { 0 } else { page as u8 }
-    }
-
-    #[test]
-    fn pages_go_with_their_bytes_are_hidden_and_come_back() {
-        [true, false].into_iter().map(Setup::new).for_each(go_and_come_back);
-    }
-
-    fn go_and_come_back(setup: Setup) {
-        // SAFETY: the bytes are inside the zone.
-        unsafe { setup.frame.as_ptr().write_bytes(0xAA, LEN) };
-        for turn in 0..3 {
-            assert_eq!(setup.take(), LEN);
-            for page in 0..PAGES {
-                assert!(
-                    !setup.is_there(page) && setup.taken(page) == number(page),
-                    "{turn} {page}"
-                );
-                assert_eq!(setup.byte(page), Err(Errno::FAULT), "hidden");
-            }
-            let (address, from) = (setup.memory.start(), setup.frame.as_ptr());
-            // SAFETY: only the test uses the zones.
-            unsafe { setup.space.copy(address, from, LEN, false) }.unwrap();
-            (0..PAGES).for_each(|page| assert_eq!(setup.byte(page), Ok(number(page))));
-        }
-    }
-
-    /// A pipe holds a page, like a device that writes to it.
-    #[test]
-    fn a_page_that_somebody_holds_stays_with_those_behind_it() {
-        [true, false].into_iter().map(Setup::new).for_each(stay_while_held);
-    }
-
-    fn stay_while_held(setup: Setup) {
-        let (out, into) = std::io::pipe().unwrap();
-        let span = [setup.memory.start() + 7 * PAGE_SIZE, PAGE_SIZE];
-        let pipe = std::os::fd::AsRawFd::as_raw_fd(&into) as usize;
-        // SAFETY: the page is present; no thread writes to it while the pipe has it.
-        let result =
-            unsafe { system_call(libc::SYS_vmsplice, [pipe, span.as_ptr() as usize, 1, 0, 0, 0]) };
-        assert_eq!(result.unwrap(), PAGE_SIZE as i64);
-        assert_eq!(setup.take(), 7 * PAGE_SIZE);
-        for page in 7..PAGES {
-            assert!(setup.is_there(page) && setup.byte(page) == Ok(page as u8), "{page}");
-            // SAFETY: the page is inside the zone, and writable.
-            unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(99) };
-        }
-        assert_eq!((setup.byte(6), setup.taken(6)), (Err(Errno::FAULT), 6));
-        drop((out, into));
-        // It is evicted when the pipe no longer holds it.
-        assert_eq!(setup.take(), LEN);
-        assert_eq!(setup.taken(9), 99);
-    }
-
-    #[test]
-    fn cover_hides_only_blocks_without_a_page() {
-        let setup = Setup::new(true);
-        let range = setup.memory.start()..setup.memory.start() + LEN;
-        let page = |page: usize| range.start + page * PAGE_SIZE;
-        // SAFETY: only the test uses the zone.
-        unsafe { setup.space.discard(page(4), 8 * PAGE_SIZE) }.unwrap();
-        // SAFETY: the page is inside the zone.
-        unsafe { setup.memory.as_ptr().add(9 * PAGE_SIZE).write_volatile(77) };
-        let block = 4 * PAGE_SIZE;
-        let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
-        setup.space.protection.cover(&range, block, &setup.space.pagemap, false).unwrap();
-        for each in 0..PAGES {
-            let near: Vec<usize> = (0..PAGES).filter(|p| p / 4 == each / 4).collect();
-            let has_page = |p: &usize| *p != 3 && (!(4..12).contains(p) || *p == 9);
-            assert_eq!(is_hidden(each), !near.iter().any(has_page), "{each}");
-        }
-        assert_eq!((setup.byte(9), setup.byte(15)), (Ok(77), Ok(15)));
-    }
-
-    #[test]
-    fn cover_of_empty_memory_hides_all_and_leaves_no_page() {
-        for (is_held, write_at) in [(false, None), (false, Some(0)), (false, Some(1)), (true, None)]
-        {
-            let setup = Setup::new(true);
-            let range = setup.memory.start()..setup.memory.start() + LEN;
-            // SAFETY: only the test uses the zone.
-            unsafe { setup.space.discard(range.start, LEN) }.unwrap();
-            if let Some(page) = write_at {
-                // SAFETY: the page is inside the zone.
-                unsafe { setup.memory.as_ptr().add(page * PAGE_SIZE).write_volatile(7) };
-            }
-            let (protection, map) = (&setup.space.protection, &setup.space.pagemap);
-            protection.cover(&range, 4 * PAGE_SIZE, map, is_held).unwrap();
-            let is_hidden = |page: usize| setup.byte(page) == Err(Errno::FAULT);
-            assert!((4..PAGES).all(is_hidden));
-            let stays = is_held || write_at.is_some();
-            assert!((0..4).all(|page| is_hidden(page) != stays), "{is_held} {write_at:?}");
-            assert_eq!((0..PAGES).any(|page| setup.is_there(page)), stays);
-            write_at.iter().for_each(|page| assert_eq!(setup.byte(*page), Ok(7)));
-        }
-    }
-}
+mod tests;

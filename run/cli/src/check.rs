@@ -10,7 +10,7 @@ use crate::{delivery, machine, program, run};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use memfold_engine::config::keys::{Audience, KEYS};
-use memfold_engine::config::{Config, Size};
+use memfold_engine::config::{Config, PagingKind, Size};
 use memfold_os::probe::{self, CALLS};
 use memfold_os::uffd::{Uffd, UffdSource, feature};
 use memfold_swap::disk::file_disk::{FileDisk, FileDiskOptions};
@@ -98,6 +98,12 @@ const CHECKS: &[SystemCheck] = &[
         probe: Tests(hides),
         why: "memory can't be paged by page protection where userfaultfd is unavailable",
         fix: "mount /proc, and boot with proc_mem.force_override=always on the kernel command line",
+    },
+    SystemCheck {
+        name: "guard pages",
+        probe: Tests(guards),
+        why: "without them --paging guard does not work, which is faster than page protection",
+        fix: "use Linux 6.16 or newer",
     },
     SystemCheck {
         name: "PAGEMAP_SCAN",
@@ -368,6 +374,10 @@ fn hides(_: &ArgMatches) -> CheckAnswer {
     }
 }
 
+fn guards(_: &ArgMatches) -> CheckAnswer {
+    of(probe::guards().map_err(named), "yes", Less)
+}
+
 fn by_way(way: UffdSource) -> CheckAnswer {
     match (Uffd::can_open(way, false), Uffd::can_open(way, true)) {
         (Ok(()), _) => Good("yes, for all page faults".to_string()),
@@ -451,7 +461,10 @@ fn served(matches: &ArgMatches) -> CheckAnswer {
         return Less("unknown, because the settings are wrong (see below)".to_string());
     };
     match delivery::settle(&mut config) {
-        Ok(None) if config.by_protection => {
+        Ok(None) if config.paging == PagingKind::Guard => {
+            Good("handled in the faulting thread (gate), by guard pages".to_string())
+        }
+        Ok(None) if config.paging == PagingKind::Protection => {
             Good("handled in the faulting thread (gate), by page protection".to_string())
         }
         Ok(None) => Good("handled in the faulting thread (gate)".to_string()),

@@ -1,7 +1,7 @@
 //! How touches of folded memory are detected: by userfaultfd, or by page protection. If the gate is
 //! unavailable, `run` refuses.
 use crate::failure::CommandFailure;
-use memfold_engine::config::{Config, Delivery};
+use memfold_engine::config::{Config, Delivery, PagingKind};
 use memfold_os::maps::lookup::Maps;
 use memfold_os::probe;
 use memfold_os::uffd::{Uffd, feature};
@@ -16,7 +16,7 @@ const HIDDEN_LEAST: Order = match Order::new(4) {
 
 /// Sets a run to page protection.
 fn hide(config: &mut Config) {
-    config.by_protection = true;
+    config.paging = PagingKind::Protection;
     config.block_order = config.block_order.max(HIDDEN_LEAST);
     config.folio_order = config.folio_order.max(HIDDEN_LEAST);
 }
@@ -28,10 +28,19 @@ fn hide(config: &mut Config) {
 /// 125: the gate is unavailable. The text has the reason and what to do.
 pub fn settle(config: &mut Config) -> Result<Option<String>, CommandFailure> {
     config.delivery = Delivery::Gate;
-    if config.by_protection {
-        can_hide().map_err(|e| CommandFailure::own(format!("--paging protection: {e}")))?;
-        hide(config);
-        return Ok(forces_none().then(|| format!("warning: {FORCES_NONE}")));
+    match config.paging {
+        PagingKind::Userfaultfd => {}
+        PagingKind::Guard => {
+            can_hide().and_then(|()| can_guard()).map_err(|e| {
+                CommandFailure::own(format!("--paging guard: {e}. Use --paging protection"))
+            })?;
+            return Ok(None);
+        }
+        PagingKind::Protection => {
+            can_hide().map_err(|e| CommandFailure::own(format!("--paging protection: {e}")))?;
+            hide(config);
+            return Ok(forces_none().then(|| format!("warning: {FORCES_NONE}")));
+        }
     }
     let why = match can_have_gate() {
         Ok(moves) => {
@@ -47,7 +56,13 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, CommandFailure> {
             Ok(Some(format!(
                 "warning: userfaultfd is unavailable, so memory is paged by page protection (--paging protection). This is \
                  slower and folds at least 64K at once. Reason: {why}.{}",
-                if forces_none() { format!(" {FORCES_NONE}") } else { String::new() }
+                if forces_none() {
+                    format!(" {FORCES_NONE}")
+                } else if can_guard().is_ok() {
+                    " Random accesses are four times as fast with --paging guard.".to_string()
+                } else {
+                    String::new()
+                }
             )))
         }
         Err(e) if e == why => {
@@ -185,6 +200,15 @@ pub fn can_have_gate() -> Result<bool, String> {
 /// A message that says what is lacking.
 pub fn can_hide() -> Result<(), String> {
     NEEDS.iter().filter(|need| need.with_protection).try_for_each(|need| (need.probe)())
+}
+
+/// Checks whether folded pages can be guard pages, where [`can_hide`] holds.
+///
+/// # Errors
+/// The reason why not.
+pub fn can_guard() -> Result<(), String> {
+    let lacks = "guard pages that the page map tells (MADV_GUARD_INSTALL and PAGE_IS_GUARD, Linux 6.16) are unavailable";
+    probe::guards().map_err(|e| format!("{lacks}: {e}"))
 }
 
 #[cfg(test)]

@@ -177,7 +177,12 @@ pub trait PageKeeper: Sync {
     /// (SEGV_ACCERR).
     fn hides(&self) -> bool;
 
-    /// Serves a fault: SIGBUS with BUS_ADRERR, or the SIGSEGV of [`PageKeeper::hides`]. Returns
+    /// Returns whether folded pages may be guard pages, a touch of which raises SIGSEGV (SEGV_MAPERR).
+    fn guards(&self) -> bool {
+        false
+    }
+
+    /// Serves a fault: SIGBUS with BUS_ADRERR, or the SIGSEGV of [`PageKeeper::hides`] or [`PageKeeper::guards`]. Returns
     /// whether the page is now resident, and writable if the fault was a write.
     fn fault(&self, fault: KeeperFault) -> bool;
 

@@ -100,8 +100,9 @@ fn place_of(context: &SignalContext) -> ProgramPlace {
     ProgramPlace { ip: regs.rip as usize, sp: regs.rsp as usize, bp: regs.rbp as usize }
 }
 
-/// The code of a SIGSEGV at an address where something is mapped
-/// (`include/uapi/asm-generic/siginfo.h`).
+/// The codes of a SIGSEGV at a guard page, or where nothing is mapped, and at an address whose mapping
+/// doesn't allow the access (`include/uapi/asm-generic/siginfo.h`).
+const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
 /// The bit of the processor's error code that marks the fetch of an instruction
 /// (`arch/x86/include/asm/trap_pf.h`).
@@ -117,8 +118,8 @@ fn served(pages: &dyn PageKeeper, context: &SignalContext, info: &SignalInfo) ->
                 && pages.fault(KeeperFault { address, write, protected: is_protected })
         }
         _ => {
-            info.code == SEGV_ACCERR
-                && pages.hides()
+            (info.code == SEGV_ACCERR && pages.hides()
+                || info.code == SEGV_MAPERR && pages.guards())
                 && context.regs.error & FETCHED == 0
                 && pages.fault(KeeperFault { address, write, protected: false })
         }

@@ -181,7 +181,7 @@ pub fn seen(nr: usize, args: &[usize; 6], made: isize) {
 /// Returns whether the engine that this process waits for pages by protection; `None` if it waits
 /// for none.
 pub fn is_by_protection() -> Option<bool> {
-    WAITING.lock().as_ref().map(|(config, _)| config.by_protection)
+    WAITING.lock().as_ref().map(|(config, _)| config.paging.hides())
 }
 
 /// Makes this process wait no more. Returns the settings for its engine, if it waited for one.

@@ -10,7 +10,7 @@ use crate::program::{ManagedProgram, managed};
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use memfold_engine::Delivery;
-use memfold_engine::config::Config;
+use memfold_engine::config::{Config, PagingKind};
 use memfold_os::Errno;
 use memfold_os::raw::system_call;
 use memfold_os::units::PAGE_SIZE;
@@ -39,13 +39,16 @@ fn unforked<T>(what: impl FnOnce() -> T) -> T {
     what()
 }
 
-fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
+const PAGINGS: [PagingKind; 3] =
+    [PagingKind::Guard, PagingKind::Protection, PagingKind::Userfaultfd];
+
+fn program(paging: PagingKind) -> Option<&'static ManagedProgram> {
     let mut config = Config::new(1 << 30);
     config.limit_bytes = Some(LIMIT);
     config.delivery = Delivery::Gate;
-    config.by_protection = by_protection;
+    config.paging = paging;
     let program = managed(config);
-    assert!(program.is_some() || !by_protection, "/proc/self/mem can be opened");
+    assert!(program.is_some() || paging != PagingKind::Protection, "/proc/self/mem can be opened");
     if let Some(program) = program {
         std::thread::spawn(|| program.memory().paging().read_moves());
     }
@@ -55,9 +58,9 @@ fn program(by_protection: bool) -> Option<&'static ManagedProgram> {
 /// Runs a test with each kind of paging that works here. Paging by protection always does. The
 /// programs are shared by all tests, each of which has memory of its own in them.
 pub fn each_paging(test: impl Fn(&'static ManagedProgram)) {
-    static PROGRAMS: [OnceLock<Option<&ManagedProgram>>; 2] = [const { OnceLock::new() }; 2];
-    for (place, by_protection) in PROGRAMS.iter().zip([true, false]) {
-        let program = place.get_or_init(|| program(by_protection));
+    static PROGRAMS: [OnceLock<Option<&ManagedProgram>>; 3] = [const { OnceLock::new() }; 3];
+    for (place, paging) in PROGRAMS.iter().zip(PAGINGS) {
+        let program = place.get_or_init(|| program(paging));
         program.iter().for_each(|program| unforked(|| test(program)));
     }
 }
@@ -65,7 +68,7 @@ pub fn each_paging(test: impl Fn(&'static ManagedProgram)) {
 /// Runs a test as [`each_paging`] does, but with programs of its own, for properties of a whole
 /// program.
 pub fn each_paging_alone(test: impl Fn(&'static ManagedProgram)) {
-    [true, false].into_iter().filter_map(program).for_each(|program| unforked(|| test(program)));
+    PAGINGS.into_iter().filter_map(program).for_each(|program| unforked(|| test(program)));
 }
 
 /// Makes a raw system call. Returns its value, or the negative error number.

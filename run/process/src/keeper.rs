@@ -111,6 +111,10 @@ impl PageKeeper for ProgramKeeper {
         get().or(lost()).is_some_and(|program| program.memory().paging().hides())
     }
 
+    fn guards(&self) -> bool {
+        get().or(lost()).is_some_and(|program| program.memory().paging().guards())
+    }
+
     fn fault(&self, fault: memfold_gate::KeeperFault) -> bool {
         let Some(program) = get() else {
             return lost().is_some_and(|program| ProgramFaults::of(program).fault_when_lost(fault));

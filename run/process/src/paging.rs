@@ -10,7 +10,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use memfold_engine::config::Config;
+use memfold_engine::config::{Config, PagingKind};
 use memfold_engine::delivery::background::EngineThread;
 use memfold_gate::KeeperCall;
 use memfold_os::Errno;
@@ -124,8 +124,13 @@ impl Paging {
     /// A message that says why it is unavailable.
     pub fn open(config: &Config, least: i32) -> Result<Paging, String> {
         let number = |e: Errno| format!("Numbering a descriptor failed: {e}");
-        if config.by_protection {
-            let protection = Protection::open().map_err(|e| format!("/proc/self/mem: {e}"))?;
+        if config.paging.hides() {
+            let mut protection = Protection::open().map_err(|e| format!("/proc/self/mem: {e}"))?;
+            if config.paging == PagingKind::Guard {
+                let with_guards = protection.with_guards();
+                protection =
+                    with_guards.map_err(|e| format!("Guard pages are unavailable: {e}"))?;
+            }
             return Ok(Paging::Protection(Arc::new(protection.at_least(least).map_err(number)?)));
         }
         let moves = if config.use_move { feature::MOVE } else { 0 };
@@ -246,6 +251,11 @@ impl Paging {
     /// Returns whether memory is hidden.
     pub fn hides(&self) -> bool {
         matches!(self, Paging::Protection(_))
+    }
+
+    /// Returns whether folded pages are guard pages.
+    pub fn guards(&self) -> bool {
+        matches!(self, Paging::Protection(protection) if protection.guards())
     }
 
     /// Puts a page of zeros where a page is missing that is registered and not managed. Returns

@@ -1,6 +1,24 @@
 //! Settings with a few values.
 use alloc::string::String;
 
+/// How a touch of folded memory under `memfold run` is detected.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum PagingKind {
+    /// Missing pages are registered with a userfaultfd.
+    Userfaultfd,
+    /// Folded pages are guard pages (Linux 6.16).
+    Guard,
+    /// Folded memory is inaccessible. Each border between folded and resident memory uses a mapping.
+    Protection,
+}
+
+impl PagingKind {
+    /// Returns whether folded memory is hidden from the program, so that a touch raises SIGSEGV.
+    pub fn hides(self) -> bool {
+        self != PagingKind::Userfaultfd
+    }
+}
+
 /// How faults reach the engine.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {

@@ -1,7 +1,7 @@
 //! The one table of settings. The fields of [`Config`], their defaults, flags and help, and the
 //! settings passed to other processes follow it, and so does the table of the documents. A new
 //! setting is one entry here.
-use crate::config::choices::{Delivery, DictionarySource, OnFull};
+use crate::config::choices::{Delivery, DictionarySource, OnFull, PagingKind};
 use crate::config::kind::{self, ValueKind};
 use alloc::string::{String, ToString};
 use memfold_os::units::Order;
@@ -228,9 +228,9 @@ keys! {
     use_move: bool = true, kind::SWITCH;
     Measuring "move" "on|off" "on" "Move pages with UFFDIO_MOVE where the kernel has it; off forces copies, for measurements";
 
-    /// A touch of folded memory is reported by its protection, and not by a userfaultfd.
-    by_protection: bool = false, kind::PAGING;
-    Users "paging" "userfaultfd|protection" "userfaultfd" "How memfold run detects an access to folded memory; protection is slower and folds at least 64K at once, and is chosen where userfaultfd is unavailable";
+    /// How a touch of folded memory is reported.
+    paging: PagingKind = PagingKind::Userfaultfd, kind::PAGING;
+    Users "paging" "userfaultfd|guard|protection" "userfaultfd" "How memfold run detects an access to folded memory; guard pages (Linux 6.16) are slower; protection is slower still and folds at least 64K at once, and is chosen where userfaultfd is unavailable";
 
     /// Address span of one index lock, bytes (C7).
     shard_bytes: u64 = 2 << 20, kind::SHARD;

@@ -1,5 +1,5 @@
 //! Kinds of settings: how a value is parsed and shown.
-use crate::config::choices::{Delivery, DictionarySource, OnFull};
+use crate::config::choices::{Delivery, DictionarySource, OnFull, PagingKind};
 use crate::config::parse::{
     choice, number as read_number, on_off, parse_order, parse_shard, parse_size, path,
 };
@@ -131,7 +131,11 @@ pub(super) const PATH: ValueKind<Option<String>> =
 const DELIVERIES: &[(&str, Delivery)] =
     &[("thread", Delivery::Thread), ("signal", Delivery::Signal), ("gate", Delivery::Gate)];
 const ON_FULLS: &[(&str, OnFull)] = &[("grow", OnFull::Grow), ("stop", OnFull::Stop)];
-const PAGINGS: &[(&str, bool)] = &[("userfaultfd", false), ("protection", true)];
+const PAGINGS: &[(&str, PagingKind)] = &[
+    ("userfaultfd", PagingKind::Userfaultfd),
+    ("guard", PagingKind::Guard),
+    ("protection", PagingKind::Protection),
+];
 const DONT_DUMPS: &[(&str, bool)] = &[("leave", false), ("fold", true)];
 
 /// How faults arrive.
@@ -145,10 +149,8 @@ pub(super) const ON_FULL: ValueKind<OnFull> =
     ValueKind { parse: |text, _| choice(text, ON_FULLS), show: |on_full| word(*on_full, ON_FULLS) };
 
 /// How a touch of folded memory is reported.
-pub(super) const PAGING: ValueKind<bool> = ValueKind {
-    parse: |text, _| choice(text, PAGINGS),
-    show: |by_protection| word(*by_protection, PAGINGS),
-};
+pub(super) const PAGING: ValueKind<PagingKind> =
+    ValueKind { parse: |text, _| choice(text, PAGINGS), show: |paging| word(*paging, PAGINGS) };
 
 /// Whether memory that is kept out of core dumps is folded.
 pub(super) const DONT_DUMP: ValueKind<bool> =

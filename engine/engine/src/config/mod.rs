@@ -4,7 +4,7 @@ mod parse;
 mod kind;
 pub mod keys;
 
-pub use crate::config::choices::{Delivery, DictionarySource, OnFull};
+pub use crate::config::choices::{Delivery, DictionarySource, OnFull, PagingKind};
 use crate::config::keys::KEYS;
 pub use crate::config::keys::{Config, SettingKey};
 use crate::config::kind::COUNT_MAX;

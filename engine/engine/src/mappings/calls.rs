@@ -147,7 +147,7 @@ impl Mappings<'_> {
         register(leaving.is_held(range.clone()))?;
         let mut present = PresentRuns::new(&range, self.config.block_order.bytes());
         pagemap.for_each_populated(range.start, range.end, |s, e| present.add(s..e))?;
-        let runs = match self.config.by_protection {
+        let runs = match self.config.paging.hides() {
             // Blocks are hidden whole.
             true => present.into_blocks(usize::MAX),
             false => present.into_blocks(SPARSE),

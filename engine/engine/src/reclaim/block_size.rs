@@ -97,7 +97,7 @@ impl<'a> BlockSize<'a> {
     /// of the limit already, or where each would take mappings.
     fn has_room_for_pages(&self) -> bool {
         let limits = Limits::new(self.engine);
-        if self.mapper.space().hides() || self.table.is_crowded() {
+        if self.mapper.space().takes_mappings() || self.table.is_crowded() {
             return false;
         }
         let held_bytes = limits.counted_pool_bytes() + limits.metadata_bytes();

@@ -13,6 +13,7 @@ use crate::maps::own::OwnFile;
 use crate::raw::{ioctl, populates};
 use crate::units::PAGE_SIZE;
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rustix::fd::{AsRawFd, OwnedFd};
 
 /// The request number.
@@ -20,15 +21,21 @@ pub const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_HUGE: u64 = 1 << 6;
+/// Guard pages (Linux 6.16). Otherwise they are shown as swapped.
+const PAGE_IS_GUARD: u64 = 1 << 8;
 /// The categories of populated pages.
 const THERE: u64 = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
-/// Bits of a word of the map: only this mapping has the page; it is in the kernel's swap; in
-/// memory.
+/// Bits of a word of the map: only this mapping has the page; it is a guard page (Linux 6.15); it is
+/// in the kernel's swap; in memory.
 const WORD_EXCLUSIVE: u64 = 1 << 56;
+const WORD_GUARD: u64 = 1 << 58;
 const WORD_SWAPPED: u64 = 1 << 62;
 const WORD_PRESENT: u64 = 1 << 63;
 /// Words that are read at once.
 const WORDS: usize = 256;
+
+/// Whether the kernel has not refused [`PAGE_IS_GUARD`] yet.
+static KNOWS_GUARDS: AtomicBool = AtomicBool::new(true);
 
 #[repr(C)]
 #[derive(Copy, Clone, Default)]
@@ -259,13 +266,18 @@ impl Pagemap {
     /// kernel's swap. The page of zeros that a read maps is neither. Without /proc, returns `false`.
     pub fn is_private(&self, page: usize) -> bool {
         self.word(page).is_ok_and(|word| {
-            word & WORD_SWAPPED != 0
+            word & (WORD_SWAPPED | WORD_GUARD) == WORD_SWAPPED
                 || word & (WORD_PRESENT | WORD_EXCLUSIVE) == WORD_PRESENT | WORD_EXCLUSIVE
         })
     }
 
     /// Reads words of the map for pages from `start` on, before `end`. Returns their number, at
     /// least one.
+    /// Returns whether the page at an address is a guard page. Before Linux 6.15 none is known.
+    pub fn is_guard(&self, page: usize) -> bool {
+        self.word(page).is_ok_and(|word| word & WORD_GUARD != 0)
+    }
+
     fn words(&self, start: usize, end: usize, words: &mut [u64; WORDS]) -> Result<usize, Errno> {
         let file = self.file.get().ok_or(Errno::NOENT)?;
         let count = ((end - start) / PAGE_SIZE).min(WORDS);
@@ -285,8 +297,8 @@ impl Pagemap {
         self.words(page, page + PAGE_SIZE, &mut words).map(|_| words[0])
     }
 
-    /// Records runs of pages in `[start, end)` of one of the `categories` in `found`. Returns their number, and the
-    /// end of the scanned range.
+    /// Records runs of pages in `[start, end)` of one of the `categories` in `found`, without guard pages where the
+    /// kernel tells them. Returns their number, and the end of the scanned range.
     fn scan(
         &self,
         start: u64,
@@ -294,25 +306,34 @@ impl Pagemap {
         categories: u64,
         found: &mut [PageRegion],
     ) -> Result<(usize, u64), Errno> {
+        let omitted = if KNOWS_GUARDS.load(Relaxed) { PAGE_IS_GUARD } else { 0 };
         let mut arg = ScanArg {
             size: size_of::<ScanArg>() as u64,
             start,
             end,
             vec: found.as_mut_ptr() as u64,
             vec_len: found.len() as u64,
+            category_inverted: omitted,
+            category_mask: omitted,
             category_anyof_mask: categories,
             return_mask: categories,
             ..Default::default()
         };
         // SAFETY: `arg` is the struct of this request. It is local, and names a vector that is
         // borrowed for the call, with its length.
-        let count = unsafe { ioctl(self.fd().as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast())? };
-        Ok((count as usize, arg.walk_end))
+        match unsafe { ioctl(self.fd().as_raw_fd(), PAGEMAP_SCAN, (&raw mut arg).cast()) } {
+            Err(Errno::INVAL) if omitted != 0 => {
+                KNOWS_GUARDS.store(false, Relaxed);
+                self.scan(start, end, categories, found)
+            }
+            count => Ok((count? as usize, arg.walk_end)),
+        }
     }
 }
 
+/// A guard page is shown as one in the kernel's swap.
 fn is_there(word: u64) -> bool {
-    word & (WORD_PRESENT | WORD_SWAPPED) != 0
+    word & (WORD_PRESENT | WORD_SWAPPED) != 0 && word & WORD_GUARD == 0
 }
 
 fn is_shared(word: u64) -> bool {

@@ -114,9 +114,14 @@ pub trait Space: Send + Sync {
     fn can_drop(&self) -> bool;
 
     /// Returns whether folded memory is hidden from the program by its access. Then whole folios
-    /// are evicted and loaded. The kernel would make a page that is missing in accessible memory,
-    /// and each border between the two costs a mapping.
+    /// are evicted and loaded, because the kernel would make a page that is missing in accessible
+    /// memory.
     fn hides(&self) -> bool {
+        false
+    }
+
+    /// Returns whether each border between folded and resident memory takes a mapping.
+    fn takes_mappings(&self) -> bool {
         false
     }
 

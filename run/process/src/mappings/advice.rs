@@ -167,11 +167,15 @@ impl AdviceCalls<'_> {
                 self.each_done(&range, advice, make, |part, make| self.guard(state, part, make))
             }
             MADV_GUARD_REMOVE => {
+                if self.memory.paging().guards() {
+                    // Folded pages are guards too.
+                    self.memory.leave(&range);
+                }
                 let result = make();
                 if result == 0 {
                     state.marked(MemoryMark::Guard).remove(&range);
-                    self.adoption.adopt(state, &range);
                 }
+                self.adoption.adopt(state, &range);
                 result
             }
             libc::MADV_DONTDUMP if self.account.folds_dont_dump() => make(),

@@ -168,6 +168,10 @@ impl ProgramMemory {
     /// kernel resizes and moves one mapping only, and reports moves of registered memory.
     pub fn leave_with_guards(&self, state: &mut ProgramState, range: &Range<usize>) {
         self.leave(range);
+        if self.paging.hides() {
+            // Guards are neither hidden nor registered.
+            return;
+        }
         for guard in state.marked(MemoryMark::Guard).within(range) {
             let _ = self.paging.unregister(&guard);
         }

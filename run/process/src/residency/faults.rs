@@ -70,6 +70,10 @@ impl ProgramFaults<'_> {
         if self.memory.paging().fills(page) {
             return true;
         }
+        // The engine's guards are in managed memory, so this one is the program's.
+        if self.memory.paging().guards() && self.memory.pagemap().is_guard(page) {
+            return false;
+        }
         let mut may_be = false;
         // Where memory is hidden, the program's own errors raise the same signal.
         let hides = self.memory.paging().hides();
