@@ -65,7 +65,7 @@ fn plan(seed: u64, schedule: u64, steps: &[usize]) -> Plan {
     Plan { seed, schedule, only: Some(steps.iter().map(one).collect()) }
 }
 
-/// Shrinks the steps of a failing plan, and prints what is left.
+/// Removes steps from a failing plan while it still fails, and prints the remaining ones.
 pub fn shrink(whole: Plan) {
     let scenario = whole.draw();
     let all = scenario.tasks.iter().flatten().map(|(number, _)| *number).collect();

@@ -65,7 +65,7 @@ impl ProgramTask<'_> {
             }
             Step::FailRemote((nth, kind)) => {
                 let kinds = [RemoteTrouble::Away, RemoteTrouble::Silent, RemoteTrouble::Half];
-                // The service tries reads again by itself.
+                // The service repeats a failed read.
                 let asks = [Ask::Put, Ask::Put, Ask::Delete];
                 machine.remote.strike(asks[*nth as usize % 3], *nth, kinds[*kind]);
             }

@@ -240,57 +240,48 @@ fn gains(about: &Value) -> String {
 /// A column of `memfold stat`.
 struct StatColumn {
     title: &'static str,
-    /// Name of its value in the answer of a run.
+    /// Name of its value in the answer of a run. It ends with the unit, if there is one.
     name: &'static str,
     help: &'static str,
-    is_size: bool,
 }
 
 impl StatColumn {
     /// Returns its value for one process.
     fn of(&self, process: &Value) -> String {
         let number = process[self.name].as_u64().unwrap_or(0);
-        if self.is_size { Size(number).to_string() } else { number.to_string() }
+        if self.name.ends_with("_bytes") { Size(number).to_string() } else { number.to_string() }
     }
 }
 
-const fn count_column(title: &'static str, name: &'static str, help: &'static str) -> StatColumn {
-    StatColumn { title, name, help, is_size: false }
-}
-
-const fn size_column(title: &'static str, name: &'static str, help: &'static str) -> StatColumn {
-    StatColumn { title, name, help, is_size: true }
+const fn column(title: &'static str, name: &'static str, help: &'static str) -> StatColumn {
+    StatColumn { title, name, help }
 }
 
 /// The columns of `memfold stat`.
 const STAT_COLUMNS: [StatColumn; 11] = [
-    count_column("PID", "pid", "a process of the run that has an engine"),
-    size_column(
-        "MAPPED",
-        "resident_bytes",
-        "uncompressed pages of the program that memfold manages",
-    ),
-    size_column(
+    column("PID", "pid", "a process of the run that has an engine"),
+    column("MAPPED", "resident_bytes", "uncompressed pages of the program that memfold manages"),
+    column(
         "FRAMES",
         "frame_bytes",
         "memfold's own pages: data that is being evicted or was loaded ahead, and free pages for it",
     ),
-    size_column(
+    column(
         "UNMANAGED",
         "unmanaged_bytes",
         "other private memory of the program: stacks, small areas, and what can't be folded",
     ),
-    size_column("POOL", "pool_bytes", "compressed data"),
-    size_column("INDEX", "index_bytes", "tables that find folded data"),
-    size_column(
+    column("POOL", "pool_bytes", "compressed data"),
+    column("INDEX", "index_bytes", "tables that find folded data"),
+    column(
         "FOLDED",
         "folded_bytes",
         "data that is only in the pool, the swap file or the remote store, before compression. FOLDED less POOL, INDEX and FRAMES is the memory that memfold saves",
     ),
-    size_column("FILES", "file_bytes", "mapped pages of files; not counted"),
-    size_column("SHARED", "shmem_bytes", "shared memory; not counted"),
-    count_column("FAULTS", "faults", "touches that memfold served, since the start"),
-    count_column("MAJOR", "pgmajfault", "of these, touches that loaded data"),
+    column("FILES", "file_bytes", "mapped pages of files; not counted"),
+    column("SHARED", "shmem_bytes", "shared memory; not counted"),
+    column("FAULTS", "faults", "touches that memfold served, since the start"),
+    column("MAJOR", "pgmajfault", "of these, touches that loaded data"),
 ];
 
 /// Returns a line of `memfold stat`, with a cell for each column.

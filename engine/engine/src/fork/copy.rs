@@ -186,10 +186,11 @@ impl Fork<'_> {
                     let is_stored = folio.state.get() != FolioState::Cached;
                     let (block, slots) =
                         (self.table.block_order(folio.order()), self.table.slots(folio));
-                    let slot = |key| slots[(key - folio.key()) as usize / block.pages()].get();
+                    let slot = |key| {
+                        is_stored.then(|| slots[(key - folio.key()) as usize / block.pages()].get())
+                    };
                     let own = folio.key().max(keys.start)..folio.end().min(keys.end);
                     let missing_keys = own.filter(|key| !folio.is_here(*key));
-                    let slot = |key| is_stored.then(|| slot(key));
                     stored_pages.extend(missing_keys.map(|key| (key, slot(key), block)));
                 }
             });

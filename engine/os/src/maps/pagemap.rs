@@ -271,13 +271,13 @@ impl Pagemap {
         })
     }
 
-    /// Reads words of the map for pages from `start` on, before `end`. Returns their number, at
-    /// least one.
     /// Returns whether the page at an address is a guard page. Before Linux 6.15 none is known.
     pub fn is_guard(&self, page: usize) -> bool {
         self.word(page).is_ok_and(|word| word & WORD_GUARD != 0)
     }
 
+    /// Reads words of the map for pages from `start` on, before `end`. Returns their number, at
+    /// least one.
     fn words(&self, start: usize, end: usize, words: &mut [u64; WORDS]) -> Result<usize, Errno> {
         let file = self.file.get().ok_or(Errno::NOENT)?;
         let count = ((end - start) / PAGE_SIZE).min(WORDS);

@@ -106,7 +106,7 @@ fn go_and_come_back(setup: Setup) {
 
 /// A pipe holds a page, like a device that writes to it.
 #[test]
-fn a_page_that_somebody_holds_stays_with_those_behind_it() {
+fn held_page_stays_with_the_pages_after_it() {
     kinds().map(Setup::new).for_each(stay_while_held);
 }
 
