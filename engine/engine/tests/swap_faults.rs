@@ -128,6 +128,22 @@ fn b3_every_read_that_fails_ends_the_program_with_a_message() {
 }
 
 #[test]
+fn b3_a_read_that_gives_a_wrong_byte_once_is_made_again() {
+    let count_reads = |trouble: Option<u64>| {
+        let disk = MemoryDisk::default();
+        let setup = filled(small_config(), &disk, PAGES);
+        let before = disk.reads();
+        trouble.iter().for_each(|nth| disk.strike(Direction::Read, *nth, DiskTrouble::Wrong));
+        assert_holds_all(&setup, PAGES);
+        disk.reads() - before
+    };
+    let reads = count_reads(None);
+    for nth in (1..=reads).step_by(reads as usize / 6) {
+        assert!(count_reads(Some(nth)) > 0);
+    }
+}
+
+#[test]
 fn b3_on_full_says_what_a_full_file_does() {
     for (on_full, is_end) in [(OnFull::Grow, false), (OnFull::Stop, true)] {
         let disk = MemoryDisk::default();

@@ -14,7 +14,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use core::ops::Range;
 use memfold_os::page::Page;
-use memfold_os::raw::end;
+use memfold_os::raw::{end, warn};
 use memfold_os::units::{Order, PAGE_SIZE};
 use memfold_stats as stats;
 use memfold_store::{CacheUse, Handle, LoadError, Store};
@@ -161,14 +161,15 @@ impl Backing {
                 (Some(swap), Some(place)) => {
                     from_file = true;
                     // SAFETY: as the caller says.
-                    unsafe { self.fetch_run(swap, context, i, count, place, block, at) }
-                        .unwrap_or_else(|e| {
-                            end(&format!(
-                                "Loading folded memory failed: {e}. The process can't continue without this \
-                                 data and is ended before it reads a wrong byte. {}",
-                                e.remedy()
-                            ))
-                        })
+                    let mut read =
+                        || unsafe { self.fetch_run(swap, context, i, count, place, block, at) };
+                    read().or_else(|e| second_read(e, read)).unwrap_or_else(|e| {
+                        end(&format!(
+                            "Loading folded memory failed: {e}. The process can't continue without this \
+                             data and is ended before it reads a wrong byte. {}",
+                            e.remedy()
+                        ))
+                    })
                 }
                 _ => {
                     // SAFETY: as the caller says.
@@ -271,7 +272,7 @@ impl Backing {
                             to.add(i * block.pages()).cast(),
                         )
                     };
-                    decoded.map_err(|_| swap.damage_at(place.slot))?;
+                    decoded.map_err(|_| swap.damage_at(place.slot, false))?;
                 }
                 Ok(())
             })?;
@@ -282,13 +283,34 @@ impl Backing {
                 core::slice::from_raw_parts(to.add(i * block.pages()).cast(), block.bytes())
             };
             if self.fingerprint(bytes) != context.fingerprints[first + i] {
-                return Err(swap.damage_at(
-                    ObjectLocation::from_handle(context.handles[first + i]).map_or(0, |p| p.slot),
-                ));
+                let slot =
+                    ObjectLocation::from_handle(context.handles[first + i]).map_or(0, |p| p.slot);
+                return Err(swap.damage_at(slot, false));
             }
         }
         Ok(run)
     }
+}
+
+/// Reads again what was read wrongly, because a device or a file system may err once. The seal and
+/// the fingerprint decide whether it is right.
+#[cold]
+fn second_read(
+    first: ReadError,
+    read: impl FnOnce() -> Result<usize, ReadError>,
+) -> Result<usize, ReadError> {
+    if !first.is_damage() {
+        return Err(first);
+    }
+    let outcome = read();
+    if outcome.is_ok() {
+        warn(&[
+            "memfold: warning: A second read found the right bytes after this: ",
+            &format!("{first}"),
+            ". No data is lost. Check the disk of --swap and the memory of this machine\n",
+        ]);
+    }
+    outcome
 }
 
 /// Ends the program, because its data is damaged.

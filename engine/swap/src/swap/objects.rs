@@ -27,13 +27,21 @@ pub struct ReadError {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ReadFailure {
-    /// The bytes that were read are not those that were written.
-    Changed,
+    /// The bytes that were read are not those that were written. `is_zero`: they begin with zeros,
+    /// as a hole of a file does.
+    Changed {
+        is_zero: bool,
+    },
     File(Errno),
     Remote(RemoteError),
 }
 
 impl ReadError {
+    /// Returns whether bytes were read that are not those that were written.
+    pub fn is_damage(&self) -> bool {
+        matches!(self.cause, ReadFailure::Changed { .. })
+    }
+
     /// Returns what the user of the program can do about it.
     pub fn remedy(&self) -> &'static str {
         match &self.cause {
@@ -48,10 +56,10 @@ impl ReadError {
                 "Start the servers, and run the program again. A larger --remote-timeout waits longer \
                  for servers that restart"
             }
-            ReadFailure::Changed if self.object.is_some() => {
+            ReadFailure::Changed { .. } if self.object.is_some() => {
                 "Check the servers, and which other clients write to keys that begin with memfold:"
             }
-            ReadFailure::Changed => {
+            ReadFailure::Changed { .. } => {
                 "Check the disk of --swap and the memory of this machine, and which other processes \
                  write to the file"
             }
@@ -74,7 +82,10 @@ impl core::fmt::Display for ReadError {
             )?,
         }
         match &self.cause {
-            ReadFailure::Changed => write!(f, "its bytes are not what was written"),
+            ReadFailure::Changed { is_zero } => {
+                let zeros = if *is_zero { ": they begin with zeros" } else { "" };
+                write!(f, "its bytes are not what was written{zeros}")
+            }
             ReadFailure::File(errno) => write!(f, "reading failed: {errno}"),
             ReadFailure::Remote(failure) => write!(f, "reading failed: {failure}"),
         }
@@ -152,16 +163,17 @@ impl Swap {
             let slot = location.slot + (i * block.pages()) as u64;
             // SAFETY: the seal was written before the object was inserted. The caller promises that
             // `to` has room for all blocks and no other user.
-            let is_open = unsafe {
+            let (is_zero, is_open) = unsafe {
                 let seal = self.raw_seal(slot).read();
                 let bytes = core::slice::from_raw_parts_mut(
                     to.add(i * block.pages()).cast(),
                     block.bytes(),
                 );
-                self.sealer.open(raw_binding(slot, seal.number, block), bytes, &seal.tag)
+                let is_zero = begins_with_zeros(bytes);
+                (is_zero, self.sealer.open(raw_binding(slot, seal.number, block), bytes, &seal.tag))
             };
             if !is_open {
-                return Err(self.damage_at(slot));
+                return Err(self.damage_at(slot, is_zero));
             }
         }
         Ok(())
@@ -237,12 +249,13 @@ impl Swap {
         }
     }
 
-    /// Returns the error for an object whose bytes are not those that were written.
-    pub fn damage_at(&self, slot: u64) -> ReadError {
+    /// Returns the error for an object whose bytes are not those that were written. `is_zero`: they
+    /// begin with zeros.
+    pub fn damage_at(&self, slot: u64, is_zero: bool) -> ReadError {
         let far = self.tier.as_ref().and_then(|tier| Some((tier.name(), tier.object_of(slot)?)));
         let (name, object) =
             far.map_or((self.disk.name(), None), |(name, number)| (name, Some(number)));
-        ReadError { name: name.into(), slot, object, cause: ReadFailure::Changed }
+        ReadError { name: name.into(), slot, object, cause: ReadFailure::Changed { is_zero } }
     }
 
     fn raw_seal(&self, slot: u64) -> *mut RawSeal {
@@ -271,20 +284,25 @@ impl PackedObjects<'_> {
     /// [`ReadError`]: the object's bytes are not those that were written.
     pub fn open(&mut self, location: ObjectLocation) -> Result<(u32, &[u8]), ReadError> {
         let start = (location.start() - self.slot * PAGE_SIZE as u64) as usize;
+        let is_zero = begins_with_zeros(&self.bytes[start..start + location.len]);
         let (head, payload) = self.bytes[start..start + location.len].split_at_mut(HEAD_BYTES);
         let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("4 bytes"));
         let number = u64::from_le_bytes(head[..8].try_into().expect("8 bytes"));
         let (fields, len) = (word(8), word(12) as usize);
         let tag: &[u8; TAG_BYTES] = head[16..].try_into().expect("16 bytes");
         if len > payload.len() || payload.len() - len >= UNIT_BYTES {
-            return Err(self.swap.damage_at(location.slot));
+            return Err(self.swap.damage_at(location.slot, is_zero));
         }
         let payload = &mut payload[..len];
         if !self.swap.sealer.open(packed_binding(location, number, fields), payload, tag) {
-            return Err(self.swap.damage_at(location.slot));
+            return Err(self.swap.damage_at(location.slot, is_zero));
         }
         Ok((fields, payload))
     }
+}
+
+fn begins_with_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().take(HEAD_BYTES).all(|byte| *byte == 0)
 }
 
 fn raw_binding(slot: u64, number: u64, block: Order) -> SealBinding {

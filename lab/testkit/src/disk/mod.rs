@@ -5,6 +5,7 @@
 //! - [`DiskTrouble::Failed`]: EIO from a write, nothing done; from a read it must end the program
 //!   with a message;
 //! - [`DiskTrouble::Short`]: a first part is done, then EIO;
+//! - [`DiskTrouble::Wrong`]: one read gives a wrong byte: it is read again;
 //! - slow transfers, reads that don't end before [`MemoryDisk::release_reads`], and any order of
 //!   ending;
 //! - [`MemoryDisk::damage`]: bytes that are not what was written: detected, never accepted.
@@ -29,6 +30,8 @@ pub enum DiskTrouble {
     Failed,
     /// Half is done, then EIO.
     Short,
+    /// A read gives a wrong byte, and succeeds.
+    Wrong,
 }
 
 /// A device in memory. Clones share it.
@@ -203,7 +206,7 @@ impl DiskState {
             Some(DiskTrouble::Full) => return Err(Errno::NOSPC),
             Some(DiskTrouble::Failed) => return Err(Errno::IO),
             Some(DiskTrouble::Short) => transfer.len / 2,
-            None => transfer.len,
+            Some(DiskTrouble::Wrong) | None => transfer.len,
         };
         if end > self.bytes.len() {
             return Err(Errno::IO);
@@ -212,7 +215,13 @@ impl DiskState {
         unsafe {
             let device = self.bytes.as_mut_ptr().add(start);
             match transfer.direction {
-                Direction::Read => core::ptr::copy_nonoverlapping(device, transfer.at.cast(), part),
+                Direction::Read => {
+                    let to = transfer.at.cast::<u8>();
+                    core::ptr::copy_nonoverlapping(device, to, part);
+                    if trouble == Some(DiskTrouble::Wrong) {
+                        *to.add(part / 2) ^= 1;
+                    }
+                }
                 Direction::Write => {
                     core::ptr::copy_nonoverlapping(transfer.at.cast(), device, part)
                 }
