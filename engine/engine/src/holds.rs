@@ -32,7 +32,7 @@ use core::ptr::null_mut;
 #[cfg(not(feature = "shuttle"))]
 use memfold_os::memory::zone::Zone;
 use memfold_os::sync::atomic::{
-    AtomicPtr, AtomicU32, AtomicUsize,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use memfold_os::sync::{Condvar, Mutex};
@@ -101,6 +101,9 @@ pub struct Holds {
     used: AtomicUsize,
     /// Number of threads that have stopped eviction: see [`Holds::stop_eviction`].
     stops: AtomicU32,
+    /// Whether an evictor waits for the end of a hold: see [`Holds::await_ending`].
+    is_ending_awaited: AtomicBool,
+    endings: AtomicU64,
     /// Bytes of holds of [`LARGE`] and more. Counting smaller ones would make all threads write
     /// here.
     bytes: AtomicUsize,
@@ -191,6 +194,8 @@ impl Holds {
             cells: (0..if used { CELLS } else { 0 }).map(|_| HoldCell::default()).collect(),
             used: AtomicUsize::new(0),
             stops: AtomicU32::new(0),
+            is_ending_awaited: AtomicBool::new(false),
+            endings: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
         }
     }
@@ -400,6 +405,20 @@ impl Holds {
             at = slot.next.load(Relaxed);
             slot.state.store(FREE, SeqCst);
         }
+        if self.is_ending_awaited.load(SeqCst) && self.is_ending_awaited.swap(false, SeqCst) {
+            self.endings.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Makes the next hold that ends raise [`Holds::endings`]. An evictor calls it after it has
+    /// listed a page as held, and looks again then whether the page still is.
+    pub fn await_ending(&self) {
+        self.is_ending_awaited.store(true, SeqCst);
+    }
+
+    /// Returns how often a hold has ended that was awaited.
+    pub fn endings(&self) -> u64 {
+        self.endings.load(SeqCst)
     }
 
     /// Marks the pages of some ranges as leaving.
@@ -442,6 +461,8 @@ impl Holds {
         }
         copy.used.store(self.used.load(SeqCst), SeqCst);
         copy.stops.store(self.stops.load(SeqCst), SeqCst);
+        copy.is_ending_awaited.store(self.is_ending_awaited.load(SeqCst), SeqCst);
+        copy.endings.store(self.endings.load(SeqCst), SeqCst);
         copy.bytes.store(self.bytes.load(SeqCst), SeqCst);
         copy
     }
@@ -471,6 +492,7 @@ impl Holds {
         });
         self.bytes.store(0, Relaxed);
         self.stops.store(0, SeqCst);
+        self.endings.fetch_add(1, SeqCst);
         for cell in &self.cells {
             cell.leaving.store(0, SeqCst);
             cell.waiting.store(0, SeqCst);

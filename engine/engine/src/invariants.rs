@@ -199,8 +199,8 @@ impl<'a> Invariants<'a> {
         let listed = |lists: &[LruList]| {
             lists.iter().map(|list| self.table.lists().pages(*list)).sum::<u64>()
         };
-        let mapped_pages =
-            listed(&[LruList::Active, LruList::Inactive]) + listed(&LruList::REFUSED);
+        let mapped_pages = listed(&[LruList::Active, LruList::Inactive, LruList::Held])
+            + listed(&LruList::REFUSED);
         let cached = listed(&[LruList::Cooling, LruList::Ahead, LruList::Dirty]);
         let in_file = self.backing.swap().map_or(0, Swap::objects);
         let sums = [

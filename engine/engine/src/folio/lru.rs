@@ -29,6 +29,9 @@ pub enum LruList {
     Pinned,
     /// Refused, because a fork shares it.
     Shared,
+    /// Mapped, and a system call held a part of it at its last eviction. It is tried again when a
+    /// hold has ended.
+    Held,
     /// In the swap cache. It may be dirty: its fingerprint was not compared yet.
     Cooling,
     /// In the swap cache, loaded ahead of its use: equal to its stored copy.
@@ -81,6 +84,8 @@ pub struct Lru {
     edge: ZoneEdge,
     ends: Mutex<[ListEnds; LISTS]>,
     pages: [AtomicU64; LISTS],
+    /// The argument of the last [`Lru::relist_held`].
+    endings: AtomicU64,
 }
 
 #[derive(Copy, Clone, Default)]
@@ -103,6 +108,7 @@ impl Lru {
             edge: ZoneEdge::default(),
             ends: Mutex::new([ListEnds::default(); LISTS]),
             pages: [const { AtomicU64::new(0) }; LISTS],
+            endings: AtomicU64::new(0),
         })
     }
 
@@ -256,6 +262,26 @@ impl Lru {
         }
     }
 
+    /// Moves all of `Held` to the head of `Active` if holds have ended since the last call.
+    /// `endings` is [`Holds::endings`](crate::holds::Holds::endings).
+    pub fn relist_held(&self, endings: u64) {
+        if self.pages(LruList::Held) == 0 || self.endings.swap(endings, Relaxed) == endings {
+            return;
+        }
+        let mut ends = self.ends.lock();
+        loop {
+            let id = ends[LruList::Held as usize].tail;
+            if id == 0 {
+                return;
+            }
+            // SAFETY: the lock of the ends is held, and listed ids have links.
+            unsafe {
+                self.unlink(&mut ends, id);
+                self.enter(&mut ends, id, LruList::Active);
+            }
+        }
+    }
+
     /// # Safety
     /// - The caller holds the lock of the ends.
     unsafe fn unlink(&self, ends: &mut [ListEnds; LISTS], id: FolioId) {
@@ -326,5 +352,16 @@ mod tests {
         lru.rebalance();
         assert_eq!((lru.pages(LruList::Active), lru.pages(LruList::Inactive)), (2, 2));
         assert_eq!(lru.isolate(LruList::Inactive).unwrap().0, 1, "the oldest comes out first");
+    }
+
+    #[test]
+    fn held_folios_wait_until_a_hold_has_ended() {
+        let lru = Lru::new().unwrap();
+        (1..=2).for_each(|id| lru.push(id, id as u64, 0, LruList::Held));
+        lru.relist_held(0);
+        assert_eq!((lru.pages(LruList::Held), lru.pages(LruList::Active)), (2, 0));
+        lru.relist_held(1);
+        assert_eq!((lru.pages(LruList::Held), lru.pages(LruList::Active)), (0, 2));
+        assert_eq!(lru.isolate(LruList::Active).unwrap().0, 1, "the oldest comes out first");
     }
 }

@@ -171,12 +171,13 @@ impl Reclaim<'_> {
             }
             let guard = self.table.lock(key);
             let folio = self.table.get(&guard, id);
-            folio.active.set(true);
             let resident_bits = match folio.here.get() {
                 0 => folio.bits(key..folio.end()),
                 resident_bits => resident_bits,
             };
             self.end_leaving(&guard, id, resident_bits);
+            let range = span.start..span.start + span.len;
+            self.list_held(&guard, id, || leaving.is_held(range));
         }
         batch.count = kept_count;
     }

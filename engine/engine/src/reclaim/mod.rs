@@ -342,7 +342,8 @@ impl<'a> Reclaim<'a> {
 
     /// Returns whether folios remain that were not refused.
     fn may_evict(&self) -> bool {
-        [LruList::Inactive, LruList::Active, LruList::Cooling, LruList::Ahead, LruList::Dirty]
+        use LruList::{Active, Ahead, Cooling, Dirty, Held, Inactive};
+        [Inactive, Active, Held, Cooling, Ahead, Dirty]
             .iter()
             .any(|list| self.table.lists().pages(*list) > 0)
             || !self.to_unshare.stays() && self.table.lists().pages(LruList::Shared) > 0
@@ -522,9 +523,30 @@ impl<'a> Reclaim<'a> {
         };
         let page = key + isolated.map_or(0, |at| (at - home) / PAGE_SIZE) as u64;
         let id = self.table.carve(guard, id, page, order, self.backing);
-        self.table.get(guard, id).active.set(true);
-        self.table.list_by_state(guard, id);
+        let start = home + bytes((self.table.get(guard, id).key() - key) as usize);
+        self.list_held(guard, id, || leaving.is_held(start..start + order.bytes()));
         self.evict_next(guard, key..end);
+    }
+
+    /// Lists a mapped folio that could not be evicted, and is on no list: until a hold ends, if a
+    /// call holds a part of it.
+    pub(crate) fn list_held(
+        &self,
+        guard: &ShardGuard<'_>,
+        id: FolioId,
+        is_held: impl FnOnce() -> bool,
+    ) {
+        let folio = self.table.get(guard, id);
+        folio.active.set(true);
+        if folio.refused.get() == LruList::None {
+            self.table.lists().push(id, folio.key(), folio.order().get(), LruList::Held);
+            self.holds.await_ending();
+            // A hold that ends from now on is noticed.
+            if is_held() {
+                return;
+            }
+        }
+        self.table.list_by_state(guard, id);
     }
 
     /// Splits an isolated folio that is too large to be evicted at once, and returns its first

@@ -9,6 +9,7 @@ use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
 use crate::folio::table::FolioTable;
 use crate::folio::{Folio, FolioState, TouchKind};
+use crate::holds::Holds;
 use crate::limits::Limits;
 use crate::memory::budget::Budget;
 use crate::memory::frames::{Frame, FrameKind};
@@ -42,6 +43,7 @@ pub(crate) struct Residency<'a> {
     budget: &'a Budget,
     requests: &'a RequestQueue,
     to_unshare: &'a ToUnshare,
+    holds: &'static Holds,
     engine: &'a EngineParts,
 }
 
@@ -58,6 +60,7 @@ impl<'a> Residency<'a> {
             budget: &engine.budget,
             requests: &engine.requests,
             to_unshare: &engine.to_unshare,
+            holds: engine.holds,
             engine,
         }
     }
@@ -276,6 +279,7 @@ impl<'a> Residency<'a> {
                 return Some(found);
             }
         }
+        self.table.lists().relist_held(self.holds.endings());
         eviction::next_victim(self.table.lists())
     }
 
