@@ -264,6 +264,7 @@ fn of_run(pid: u32, heard: &Heard) -> Row {
         limit_bytes: about["limit_bytes"].as_u64().into_iter().chain(share).min(),
         stored: stored(sum),
         rates: pair.part(sum, |before| Some(&before["sum"])).rates(),
+    row.name = text(&about["name"]).unwrap_or(row.name);
         codec: text(&about["codec"]),
         members: Some(
             list(&about["processes"]).len() as u64 + number(about, "unmanaged_processes"),
