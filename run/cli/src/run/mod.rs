@@ -15,6 +15,7 @@ use crate::report::figures::RunFigures;
 use crate::report::json;
 use crate::report::notes::RunNotes;
 use crate::report::output_file::OutputFile;
+use crate::report::recommended::LimitCurve;
 use crate::run::end::EndedRun;
 use crate::run::help::wrapped;
 use crate::table::processes;
@@ -42,8 +43,8 @@ const LOG: &str = "log";
 const LOG_LEVEL: &str = "log-level";
 const LOG_FORMAT: &str = "log-format";
 const WRAPPED: &str = "wrapped";
-/// A former flag of `run`.
 const NAME: &str = "name";
+/// A former flag of `run`.
 const DELIVERY: &str = "delivery";
 /// Name of the argument with the program and its arguments.
 pub const COMMAND: &str = "command";
@@ -140,10 +141,10 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help(wrapped("For scripts of memfold wrap: skip them in PATH, and execute CMD as it is inside another run")),
         )
-        .args(group::FLAGS.map(|[name, value, help]| {
         .arg(Arg::new(NAME).long(NAME).value_name("NAME").help(wrapped(
             "Name the run in list, stat, top and metrics. The figures of runs with the same name are one series in metrics, also after a new start",
         )))
+        .args(group::FLAGS.map(|[name, value, help]| {
             Arg::new(name).long(name).value_name(value).help(wrapped(help))
         }))
         .arg(
@@ -259,7 +260,11 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     if let Some(kind) = matches.get_one::<String>(SUMMARY) {
         run_end.sum_up(kind == CURVE);
     }
-    let outcome = recording.map_or(Ok(()), |recording| recording.end(&log));
+    let outcome = recording.map_or(Ok(()), |recording| {
+        let tables = &run.shared.tables;
+        let curve = LimitCurve::of(tables, &RunFigures::sum(tables));
+        recording.end(&log, curve.and_then(|curve| curve.limit_for(10.0)))
+    });
     if let Some(file) = stats_file {
         write_stats(file, &run, end.status, run_end.seconds)?;
     }
@@ -273,12 +278,12 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
 /// Everything about a run that is settled before it changes anything.
 struct RunPlan {
     config: Config,
+    name: Option<String>,
     group: Option<GroupRequest>,
     path: PathBuf,
     loading: Loading,
     /// The warning about how memory is paged.
     otherwise: Option<String>,
-    name: Option<String>,
     library: PathBuf,
 }
 
@@ -307,13 +312,13 @@ fn plan(matches: &ArgMatches, arguments: &[OsString]) -> Result<RunPlan, Refusal
     fits_machine(matches).map_err(Refusal::Place)?;
     let mut config = config(matches)?;
     let group = group::request(matches)?;
+    let name = matches.get_one::<String>(NAME);
+    let name = name.map(|name| group::checked_name(NAME, name)).transpose()?;
     if is_inside_a_run() {
         return Err(Refusal::Place(CommandFailure::own(
             "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
         )));
     }
-    let name = matches.get_one::<String>(NAME);
-    let name = name.map(|name| group::checked_name(NAME, name)).transpose()?;
     let path = find(&arguments[0], matches.get_flag(WRAPPED))?;
     let loading = program::loading(&path, arguments).map_err(Refusal::Place)?;
     let otherwise = delivery::settle(&mut config).map_err(Refusal::Place)?;
