@@ -74,7 +74,9 @@ pub fn costs(recording: &Recording, named: &NamedStacks, limit_bytes: Option<u64
     let Some((first, _)) = rows.first() else { return String::new() };
     let name = |function: usize| label(&named.functions.values()[function], NAME_COLUMNS);
     let mut text = String::from("what cost most time:\n");
-    for (n, (function, count)) in rows.iter().take(COSTS).enumerate() {
+    // The others cost less than 1%.
+    let matter = |(_, count): &&(usize, Count)| percent(count.own_ns, total_ns) >= 1.0;
+    for (n, (function, count)) in rows.iter().filter(matter).take(COSTS).enumerate() {
         let _ = writeln!(
             text,
             "{}. {}: {:.1}% of the time of all loads, {}{}",
