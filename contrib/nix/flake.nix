@@ -16,7 +16,7 @@
         inherit version;
         src = ./memfold-${version}-x86_64-linux.tar.gz;
         nativeBuildInputs = [ pkgs.installShellFiles ];
-        # patchelf breaks the library, which needs only the program's own libc.
+        # The library needs only the program's own libc, so there is no RPATH to set.
         dontStrip = true;
         dontPatchELF = true;
         installPhase = ''

@@ -50,6 +50,13 @@ def test_it_is_there(command):
     assert done.returncode == 0 and done.stdout.startswith("memfold ")
 
 
+def test_module_without_numpy_says_what_to_install():
+    without = "import sys; sys.modules['numpy'] = None; import memfold"
+    done = run(sys.executable, "-c", without)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: memfold needs numpy 1.22 or newer")
+
+
 def test_script_under_a_limit_can_use_the_module(command, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -264,8 +264,8 @@ fn wrong_flags_of_groups_are_refused() {
     let Some(group) = TestGroup::make("64M") else { return };
     for (arguments, words) in [
         (&["run", "--group", "none-such", "--", "true"][..], "memfold set --group none-such"),
-        (&["run", "--group", "../x", "--", "true"], "can't be the name"),
-        (&["run", "--group", "", "--", "true"], "can't be the name"),
+        (&["run", "--group", "../x", "--", "true"], "can't be a name"),
+        (&["run", "--group", "", "--", "true"], "can't be a name"),
         (&["run", "--weight", "5", "--", "true"], "--weight: give --group NAME too"),
         (&["run", "--floor", "5M", "--", "true"], "--floor: give --group NAME too"),
         (&["run", "--group", GROUP, "--weight", "0", "--", "true"], "from 1 to 10000"),
@@ -276,7 +276,7 @@ fn wrong_flags_of_groups_are_refused() {
         (&["set", "--group", GROUP, "1234", "--limit", "1G"], "cannot be used with"),
         (&["set", "--group", "none-such", "--limit", "none"], "there is no group"),
         (&["set", "--limit", "1G"], "required"),
-        (&["wrap", "sh", "--", "--group", "a b"], "can't be the name"),
+        (&["wrap", "sh", "--", "--group", "a b"], "can't be a name"),
         (&["wrap", "sh", "--", "--weight", "5"], "give --group NAME too"),
     ] {
         assert_refused(&group.ask(arguments), 125, &[words]);

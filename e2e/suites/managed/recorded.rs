@@ -9,6 +9,7 @@ struct Recorded {
     /// The stacks, the outermost function first, with their loads.
     stacks: Vec<(Vec<String>, u64)>,
     profile: Value,
+    picture: String,
     stats: Value,
     printed: String,
 }
@@ -45,6 +46,7 @@ fn record(flags: &[&str], command: &[&str]) -> Option<Recorded> {
     Some(Recorded {
         stacks: read_file(".collapsed").lines().map(line).collect(),
         profile: serde_json::from_str(&read_file(".json")).unwrap(),
+        picture: read_file(".svg"),
         stats: serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap(),
         printed: text,
     })
@@ -74,6 +76,12 @@ fn loads_are_of_the_functions_that_touch_the_memory() {
         + recording.loads(&["executed", "main"]);
     assert_eq!(loads_named, recording.total(), "{about}");
     assert!(recording.printed.contains("map_memory < main"), "{about}");
+    let first = recording.printed.lines().find(|line| line.starts_with("memfold: 1. ")).unwrap();
+    assert!(first.contains("% of its loads were of memory mapped by map_memory"), "{about}");
+    assert!(recording.printed.contains("memfold: what to do: "), "{about}");
+    let total = format!("{} loads of folded memory, by", recording.total());
+    assert!(recording.picture.contains(&total), "{}", recording.picture);
+    assert!(recording.picture.contains("read_by_itself: "), "{}", recording.picture);
     assert!(!recording.printed.contains("samples were lost"), "{about}");
     assert_eq!(weights(&recording.profile), recording.total(), "{about}");
 }

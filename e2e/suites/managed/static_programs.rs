@@ -53,6 +53,27 @@ fn fixed(scratch: &Scratch, name: &str, source: &str) -> String {
     scratch.compile(name, source, &["-static", "-pthread"])
 }
 
+/// Packagers set the path where a library finds others. That moves its dynamic section.
+#[test]
+fn library_that_patchelf_has_changed_loads_every_program() {
+    let Some((bin, patchelf)) = binaries().zip(installed("patchelf")) else { return };
+    let scratch = Scratch::new();
+    for name in ["memfold", "libmemfold_preload.so"] {
+        std::fs::copy(bin.join(name), scratch.path(name)).unwrap();
+    }
+    let library = scratch.path("libmemfold_preload.so");
+    let change =
+        ["--set-rpath", "$ORIGIN:/a/path/that/is/longer/than/the/names/before/it", &library];
+    assert!(Command::new(patchelf).args(change).status().unwrap().success());
+    let dynamic = scratch.compile("dynamic", "int main(void) { return 0; }", &[]);
+    let all = compile_all(&scratch, &KINDS, "heap");
+    for command in all.iter().map(|path| vec![path.as_str(), "brk"]).chain([vec![dynamic.as_str()]])
+    {
+        let output = run(&scratch.0, &["--resident", "8M"], &command);
+        assert!(output.status.success(), "{command:?}: {output:?}");
+    }
+}
+
 #[test]
 fn static_heap_stays_right() {
     assert_right(&KINDS, "heap", 16, &["brk", "realloc", "fast"]);

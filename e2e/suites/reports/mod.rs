@@ -4,6 +4,7 @@ mod check;
 mod control;
 mod dict;
 mod documentation;
+mod documented;
 mod ended;
 mod environment;
 mod explain;

@@ -33,6 +33,8 @@ pub struct RunControl {
     pub arguments: Vec<OsString>,
     /// Its start.
     pub start: Instant,
+    /// Its name, if it has one.
+    pub name: Option<String>,
     /// Its membership in a group.
     pub group: Option<GroupMember>,
     /// What folding has cost it in the last minutes.
@@ -47,6 +49,7 @@ impl RunControl {
     pub fn begin(
         config: Config,
         arguments: Vec<OsString>,
+        name: Option<String>,
         group: Option<GroupRequest>,
     ) -> Result<RunControl, CommandFailure> {
         let hand_over = HandOver::new()?;
@@ -57,7 +60,7 @@ impl RunControl {
         let group = group.map(GroupMember::join).transpose()?;
         let (config, start) = (Mutex::new(config), Instant::now());
         let recent = Mutex::default();
-        let run = RunControl { shared: hand_over, config, arguments, start, group, recent };
+        let run = RunControl { shared: hand_over, config, arguments, start, name, group, recent };
         run.set_bounds(&run.config());
         Ok(run)
     }
@@ -120,6 +123,7 @@ impl RunControl {
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "run": std::process::id(),
+            "name": self.name,
             "command": command,
             "seconds": self.start.elapsed().as_secs_f64(),
             "limit_bytes": config.limit_bytes,
@@ -253,7 +257,7 @@ mod tests {
     fn bounds_that_make_no_sense_change_nothing() {
         let mut config = Config::new(1 << 30);
         config.set("limit", "64M").unwrap();
-        let run = RunControl::begin(config, vec![], None).unwrap();
+        let run = RunControl::begin(config, vec![], None, None).unwrap();
         for (request, words) in [
             (r#"{"do":"set","limit":"1"}"#, "too small"),
             (r#"{"do":"set","limit":"2G"}"#, "more than the memory"),

@@ -16,15 +16,15 @@ const REFUSED: [&str; 4] = ["check", "if-possible", "list", "wrapped"];
 const EXAMPLES: &str = "\
 Examples:
   memfold record --limit 512M -- python3 train.py
-      Print the functions with the most loads, and write memfold-record.json and
-      memfold-record.collapsed.
+      Print the functions with the most loads, and write memfold-record.json,
+      memfold-record.collapsed and memfold-record.svg.
   memfold record --output /tmp/job --every 1 --limit 1G -- ./app
       Sample each load. A program that loads much becomes a few times slower.
 
-NAME.json is for the Firefox Profiler (https://profiler.firefox.com). NAME.collapsed
-is for flame graphs. Functions of Python 3.9 to 3.13 have their own names. Node needs
---perf-basic-prof, and Java -XX:+PreserveFramePointer and a map in
-/tmp/perf-PID.map.";
+NAME.json is for the Firefox Profiler (https://profiler.firefox.com). NAME.svg
+is a flame graph, and NAME.collapsed is for tools that draw others. Functions of
+Python 3.9 to 3.13 have their own names. Node needs --perf-basic-prof, and Java
+-XX:+PreserveFramePointer and a map in /tmp/perf-PID.map.";
 
 /// Returns the command line of `record`: that of `run`, and two more flags.
 pub fn command() -> Command {
@@ -43,7 +43,7 @@ pub fn command() -> Command {
                 .default_value("memfold-record")
                 .value_parser(value_parser!(PathBuf))
                 .value_hint(ValueHint::AnyPath)
-                .help("Write the profiles to NAME.json and NAME.collapsed; earlier ones get the suffix .old"),
+                .help("Write the profiles to NAME.json, NAME.collapsed and NAME.svg; earlier ones get the suffix .old"),
         )
         .arg(
             Arg::new(EVERY)

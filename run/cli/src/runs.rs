@@ -446,11 +446,13 @@ pub fn bounds(about: &Value) -> String {
     }
 }
 
-/// Returns the command as one printable line, cut where it is long.
+/// Returns the name of the run, if it has one, and its command as one printable line, cut where it is
+/// long.
 pub fn command_of(about: &Value) -> String {
+    let name = about["name"].as_str().map(|name| format!("{name}: ")).unwrap_or_default();
     let words: Vec<&str> =
         about["command"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let line = printable(&words.join(" "));
+    let line = printable(&format!("{name}{}", words.join(" ")));
     match line.char_indices().nth(COMMAND_LEN_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,

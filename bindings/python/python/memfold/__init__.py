@@ -14,6 +14,13 @@ makes. `python -m memfold run --limit 1G -- CMD` does it for a whole program.
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+
+# `python -m memfold` needs only the command. Python imports this file first, and names it "-m" meanwhile.
+if sys.argv[:1] != ["-m"] and find_spec("numpy") is None:
+    raise ImportError("memfold needs numpy 1.22 or newer for its arrays: pip install numpy (the command memfold works without it)")
+
 from ._default import (
     arange,
     array,

@@ -4,6 +4,7 @@
 //! A run holds a lock on its record as long as it lives. Each reader and writer of the file holds a
 //! lock on its head. The kernel releases both when `memfold run` ends, for whatever reason.
 use crate::failure::CommandFailure;
+use crate::group::{GROUP, checked_name};
 use crate::program::plain;
 use crate::sockets;
 use crate::table::hand_over::file_bytes_max;
@@ -29,7 +30,6 @@ const MAGIC: [u8; 8] = *b"memfold\x01";
 pub const RUNS: usize = 64;
 const HEAD: Range<u64> = 0..RECORD_BYTES as u64;
 const FILE_BYTES: u64 = (RECORD_BYTES * (RUNS + 1)) as u64;
-const NAME_LEN_MAX: usize = 64;
 /// Longest wait for a lock on the head, which is held for microseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two tries to lock the head.
@@ -60,29 +60,13 @@ fn io_error(e: Errno) -> io::Error {
     io::Error::from_raw_os_error(e.raw_os_error())
 }
 
-/// Returns a name if it may be that of a group.
-///
-/// # Errors
-/// 125: it has other characters than letters, digits, `-`, `_` and `.`, or begins with `.`, or is
-/// empty or too long.
-pub fn checked(name: &str) -> Result<&str, CommandFailure> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let fits = (1..=NAME_LEN_MAX).contains(&name.len()) && !name.starts_with('.');
-    if fits && name.chars().all(is_plain) {
-        return Ok(name);
-    }
-    Err(CommandFailure::own(format!(
-        "--group: '{name}' can't be the name of a group. Use up to {NAME_LEN_MAX} letters, digits, '-', '_' and '.', but no '.' at its start."
-    )))
-}
-
 impl GroupFile {
     /// Opens the group with this name; `None` if there is none.
     ///
     /// # Errors
     /// 125: the name can't be one, the file can't be opened, or is no file of a group.
     pub fn find(name: &str) -> Result<Option<GroupFile>, CommandFailure> {
-        let name = checked(name)?;
+        let name = &checked_name(GROUP, name)?;
         if file_bytes_max() < FILE_BYTES {
             return Err(CommandFailure::own(format!(
                 "--group: `ulimit -f` allows no file of {FILE_BYTES} bytes. Raise it."

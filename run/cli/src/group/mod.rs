@@ -15,6 +15,7 @@ use serde_json::json;
 pub const GROUP: &str = "group";
 const WEIGHT_FLAG: &str = "weight";
 const FLOOR: &str = "floor";
+const NAME_LEN_MAX: usize = 64;
 
 /// The flags with which `run` joins a group: the name of each, that of its value, and its help.
 pub const FLAGS: [[&str; 3]; 3] = [
@@ -35,6 +36,22 @@ pub const FLAGS: [[&str; 3]; 3] = [
     ],
 ];
 
+/// Returns a name if it may be that of a group or a run, whose flag is `flag`.
+///
+/// # Errors
+/// 125: it has other characters than letters, digits, `-`, `_` and `.`, or begins with `.`, or is
+/// empty or too long.
+pub fn checked_name(flag: &str, name: &str) -> Result<String, CommandFailure> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let fits = (1..=NAME_LEN_MAX).contains(&name.len()) && !name.starts_with('.');
+    if fits && name.chars().all(is_plain) {
+        return Ok(name.to_string());
+    }
+    Err(CommandFailure::own(format!(
+        "--{flag}: '{name}' can't be a name. Use up to {NAME_LEN_MAX} letters, digits, '-', '_' and '.', but no '.' at its start."
+    )))
+}
+
 /// Returns what the flags of `run` ask of a group.
 ///
 /// # Errors
@@ -47,7 +64,7 @@ pub fn request(matches: &ArgMatches) -> Result<Option<GroupRequest>, CommandFail
             None => Ok(None),
         };
     };
-    let name = file::checked(name)?.to_string();
+    let name = checked_name(GROUP, name)?;
     let weight = match value(WEIGHT_FLAG) {
         None => WEIGHT,
         Some(text) => {

@@ -6,5 +6,6 @@ mod process;
 mod recording;
 mod symbols;
 mod tables;
+mod flame;
 mod outputs;
 pub mod recorder;

@@ -1,5 +1,6 @@
 //! The files of `memfold record`: a profile for the Firefox Profiler, and collapsed stacks for
-//! flame graphs.
+//! flame graphs, and one of these.
+use crate::profile::flame::StackLoads;
 use crate::profile::recording::Recording;
 use crate::profile::symbols::{Function, NamedStacks};
 use crate::profile::tables::label;
@@ -7,7 +8,7 @@ use fxprof_processed_profile::{
     CategoryHandle, CpuDelta, Frame, FrameFlags, FrameInfo, ProcessHandle, Profile,
     SamplingInterval, ThreadHandle, Timestamp, WeightType,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::time::SystemTime;
 
@@ -72,25 +73,30 @@ fn add_thread(
     handle
 }
 
+/// Returns the stacks, each with the loads that its samples stand for.
+pub fn stack_loads(recording: &Recording, named: &NamedStacks) -> StackLoads {
+    let mut all = StackLoads::new();
+    for load in &recording.loads {
+        let process = recording.stacks.values()[load.stack].process;
+        let (_, about) = recording.about(process);
+        let frame = |function: &Function| label(function, NAME_COLUMNS);
+        let frames =
+            [about.name.clone()].into_iter().chain(named.stack(load.stack).rev().map(frame));
+        *all.entry(frames.collect()).or_default() += recording.every;
+    }
+    all
+}
+
 /// Writes a line for each stack: its program and functions, the outermost first and separated by
 /// semicolons, and how many loads it has.
 ///
 /// # Errors
 /// The errors of writing.
-pub fn write_collapsed(
-    recording: &Recording,
-    named: &NamedStacks,
-    mut out: impl Write,
-) -> io::Result<()> {
-    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-    for load in &recording.loads {
-        let process = recording.stacks.values()[load.stack].process;
-        let frame = |function: &Function| label(function, NAME_COLUMNS).replace(';', ":");
-        let (_, about) = recording.about(process);
-        let program = about.name.replace(';', ":");
-        let frames = [program].into_iter().chain(named.stack(load.stack).rev().map(frame));
-        *lines.entry(frames.collect::<Vec<_>>().join(";")).or_default() += recording.every;
-    }
-    lines.iter().try_for_each(|(stack, loads)| writeln!(out, "{stack} {loads}"))?;
+pub fn write_collapsed(stacks: &StackLoads, mut out: impl Write) -> io::Result<()> {
+    let line = |frames: &[String]| {
+        let frames = frames.iter().map(|frame| frame.replace(';', ":"));
+        frames.collect::<Vec<_>>().join(";")
+    };
+    stacks.iter().try_for_each(|(stack, loads)| writeln!(out, "{} {loads}", line(stack)))?;
     out.flush()
 }

@@ -2,10 +2,11 @@
 //! end.
 use crate::failure::CommandFailure;
 use crate::log::Log;
-use crate::profile::outputs::{write_collapsed, write_firefox};
+use crate::profile::flame::flame_graph;
+use crate::profile::outputs::{stack_loads, write_collapsed, write_firefox};
 use crate::profile::recording::Recording;
 use crate::profile::symbols::NamedStacks;
-use crate::profile::tables::tables;
+use crate::profile::tables::{costs, tables};
 use crate::program::plain;
 use crate::report::output_file::OutputFile;
 use memfold_run::request;
@@ -27,7 +28,7 @@ pub struct Recorder {
     ring: SampleRing,
     /// The file of the ring, by whose path processes open it.
     file: OwnedFd,
-    outputs: [OutputFile; 2],
+    outputs: [OutputFile; 3],
 }
 
 /// A recorder at work.
@@ -45,13 +46,13 @@ fn open(name: &Path, suffix: &str) -> Result<OutputFile, CommandFailure> {
 }
 
 impl Recorder {
-    /// Makes the ring for samples of one load in `every`, and opens the files NAME.json and
-    /// NAME.collapsed. They stay as they are until the end.
+    /// Makes the ring for samples of one load in `every`, and opens the files NAME.json,
+    /// NAME.collapsed and NAME.svg. They stay as they are until the end.
     ///
     /// # Errors
     /// 125: a file can't be written, or there is no memory.
     pub fn new(name: &Path, every: u64) -> Result<Recorder, CommandFailure> {
-        let outputs = [open(name, ".json")?, open(name, ".collapsed")?];
+        let outputs = [open(name, ".json")?, open(name, ".collapsed")?, open(name, ".svg")?];
         let (ring, file) = SampleRing::create(every).map_err(|e| {
             let e = io::Error::from_raw_os_error(e.raw_os_error());
             CommandFailure::own(format!("Making the ring for samples failed: {}", plain(&e)))
@@ -88,19 +89,22 @@ impl Recorder {
 }
 
 impl RunningRecorder {
-    /// Takes the last samples, prints the tables, and writes the files.
+    /// Takes the last samples, prints the tables, and writes the files. `limit_bytes` is the limit
+    /// that would have cost 10%, if that is more than the run had.
     ///
     /// # Errors
     /// 125: a file can't be written completely.
     ///
     /// # Panics
     /// If the thread that takes samples has panicked.
-    pub fn end(self, log: &Log) -> Result<(), CommandFailure> {
+    pub fn end(self, log: &Log, limit_bytes: Option<u64>) -> Result<(), CommandFailure> {
         self.ends.store(true, SeqCst);
         let recording = self.thread.join().expect("it doesn't panic");
         let stacks = NamedStacks::of(&recording);
-        let Recorder { ring, outputs: [json, collapsed_file], .. } = self.recorder;
-        let paths = format!("{} and {}", json.name().display(), collapsed_file.name().display());
+        let Recorder { ring, outputs: [json, collapsed_file, picture], .. } = self.recorder;
+        let [first, second, third] =
+            [&json, &collapsed_file, &picture].map(|file| file.name().display());
+        let paths = format!("{first}, {second} and {third}");
         match tables(&recording, &stacks) {
             Some(tables) => {
                 log.say(&format!(
@@ -109,6 +113,7 @@ impl RunningRecorder {
                     recording.every
                 ));
                 log.say(&tables);
+                log.say(&costs(&recording, &stacks, limit_bytes));
             }
             None => log.say(&format!(
                 "no load of folded memory was sampled, so {paths} are empty. Give a lower --limit, or --every 1"
@@ -120,14 +125,17 @@ impl RunningRecorder {
                 ring.lost()
             ));
         }
-        let old = [json.keep_old()?, collapsed_file.keep_old()?].into_iter().flatten();
+        let old = [json.keep_old()?, collapsed_file.keep_old()?, picture.keep_old()?]
+            .into_iter()
+            .flatten();
         let old: Vec<String> = old.map(|path| path.display().to_string()).collect();
         if !old.is_empty() {
-            log.say(&format!("the files of an earlier record are now {}", old.join(" and ")));
+            log.say(&format!("the files of an earlier record are now {}", old.join(", ")));
         }
         let json = json.write_by(|out| write_firefox(&recording, &stacks, "memfold record", out));
-        let collapsed_file =
-            collapsed_file.write_by(|out| write_collapsed(&recording, &stacks, out));
-        json.and(collapsed_file)
+        let loads = stack_loads(&recording, &stacks);
+        let collapsed_file = collapsed_file.write_by(|out| write_collapsed(&loads, out));
+        let picture = picture.write(&flame_graph(&loads));
+        json.and(collapsed_file).and(picture)
     }
 }

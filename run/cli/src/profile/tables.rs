@@ -10,6 +10,8 @@ use std::fmt::Write;
 /// Rows of the tables.
 const FUNCTIONS: usize = 10;
 const MAPPINGS: usize = 5;
+/// Functions for which the cost is explained.
+const COSTS: usize = 5;
 /// Functions of a stack that a mapping names, at most.
 const MAPPERS: usize = 3;
 /// Columns for the name of a function.
@@ -62,18 +64,78 @@ pub fn tables(recording: &Recording, named: &NamedStacks) -> Option<String> {
     Some(text)
 }
 
+/// Returns the functions that cost most time, with what they loaded, and what to do. `limit_bytes` is
+/// the limit that would have cost 10%, if that is more than the run had. Returns nothing if nothing
+/// was sampled.
+pub fn costs(recording: &Recording, named: &NamedStacks, limit_bytes: Option<u64>) -> String {
+    let total_ns = recording.loads.iter().fold(0u64, |sum, load| sum.saturating_add(load.spent_ns));
+    let mut rows = by_function(recording, named);
+    rows.sort_by_key(|(function, count)| (std::cmp::Reverse(count.own_ns), *function));
+    let Some((first, _)) = rows.first() else { return String::new() };
+    let name = |function: usize| label(&named.functions.values()[function], NAME_COLUMNS);
+    let mut text = String::from("what cost most time:\n");
+    // The others cost less than 1%.
+    let matter = |(_, count): &&(usize, Count)| percent(count.own_ns, total_ns) >= 1.0;
+    for (n, (function, count)) in rows.iter().filter(matter).take(COSTS).enumerate() {
+        let _ = writeln!(
+            text,
+            "{}. {}: {:.1}% of the time of all loads, {}{}",
+            n + 1,
+            name(*function),
+            percent(count.own_ns, total_ns),
+            seconds(count.own_ns.saturating_mul(recording.every)),
+            loaded_most(recording, named, *function),
+        );
+    }
+    let larger = limit_bytes.map(|bytes| {
+        format!(
+            "give it --limit {:.0}M, which would have cost 10% by an estimate; or ",
+            (bytes as f64 / 1048576.0).ceil()
+        )
+    });
+    let _ = writeln!(
+        text,
+        "what to do: {}let {} touch less of that memory at a time, or in the order of its addresses",
+        larger.unwrap_or_default(),
+        name(*first)
+    );
+    text
+}
+
+/// Returns which mapping had most of a function's loads, and how many, as the end of a sentence.
+fn loaded_most(recording: &Recording, named: &NamedStacks, function: usize) -> String {
+    let loads = recording.loads.iter().filter(|load| charged(named, load.stack) == Some(function));
+    let (mut all, mut by_mappers) = (0, HashMap::<String, u64>::new());
+    for load in loads {
+        all += 1;
+        if let Some(mapping) = load.mapping {
+            let mappers = mappers(named, recording.mappings[mapping].stack);
+            *by_mappers.entry(mappers).or_default() += 1;
+        }
+    }
+    let most = by_mappers.into_iter().max_by(|a, b| (a.1, &b.0).cmp(&(b.1, &a.0)));
+    most.map_or(String::new(), |(mappers, count)| {
+        format!("; {:.0}% of its loads were of memory mapped by {mappers}", percent(count, all))
+    })
+}
+
+/// Returns the function that a load with this stack counts for. What compiled code does for a Python
+/// function counts as that function's.
+fn charged(named: &NamedStacks, stack: usize) -> Option<usize> {
+    let stack = &named.stacks[stack];
+    let is_python = |function: &&usize| named.functions.values()[**function].is_python();
+    stack.iter().find(is_python).or(stack.first()).copied()
+}
+
 /// Returns the functions with their counts, those with the most loads of their own first.
 fn by_function(recording: &Recording, named: &NamedStacks) -> Vec<(usize, Count)> {
     let mut counts = vec![Count::default(); named.functions.values().len()];
     for load in &recording.loads {
-        let stack = &named.stacks[load.stack];
-        // What compiled code does for a Python function counts as that function's.
-        let is_python = |function: &&usize| named.functions.values()[**function].is_python();
-        if let Some(innermost) = stack.iter().find(is_python).or(stack.first()) {
-            counts[*innermost].own += 1;
-            counts[*innermost].own_ns = counts[*innermost].own_ns.saturating_add(load.spent_ns);
+        if let Some(function) = charged(named, load.stack) {
+            counts[function].own += 1;
+            counts[function].own_ns = counts[function].own_ns.saturating_add(load.spent_ns);
         }
-        let mut functions = stack.clone();
+        let mut functions = named.stacks[load.stack].clone();
         functions.sort_unstable();
         functions.dedup();
         functions.iter().for_each(|function| counts[*function].all += 1);
@@ -150,7 +212,7 @@ fn seconds(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::outputs::write_collapsed;
+    use crate::profile::outputs::{stack_loads, write_collapsed};
     use crate::profile::recording::tests::{leave, own};
     use memfold_run::samples::SampleRing;
 
@@ -159,6 +221,7 @@ mod tests {
         let (ring, _file) = SampleRing::create(50).unwrap();
         let mut recording = Recording::new(50);
         assert_eq!(tables(&recording, &NamedStacks::of(&recording)), None);
+        assert_eq!(costs(&recording, &NamedStacks::of(&recording), Some(1)), "");
         for (at, frames) in [[21, 22], [21, 22], [22, 21], [22, 22]].iter().enumerate() {
             leave(&ring, own(1), at as u64 + 1, frames);
         }
@@ -177,10 +240,17 @@ mod tests {
         assert_eq!(rows[0], ["100", "50.0%", "1", "us", "75.0%", "inner", "(f:3)"]);
         assert_eq!(rows[1], ["100", "50.0%", "1", "us", "100.0%", "outer", "(f:3)"]);
         let mut output = Vec::new();
-        write_collapsed(&recording, &names, &mut output).unwrap();
+        write_collapsed(&stack_loads(&recording, &names), &mut output).unwrap();
         let text = String::from_utf8(output).unwrap();
         assert!(text.lines().any(|line| line.ends_with("outer (f:3);inner (f:3) 100")), "{text}");
         assert_eq!(text.lines().count(), 3, "{text}");
+        let text = costs(&recording, &names, Some(100 << 20));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "1. inner (f:3): 50.0% of the time of all loads, 1 us");
+        assert_eq!(lines[2], "2. outer (f:3): 50.0% of the time of all loads, 1 us");
+        assert!(lines[3].starts_with("what to do: give it --limit 100M,"), "{text}");
+        assert!(lines[3].contains("let inner (f:3) touch less"), "{text}");
+        assert!(!costs(&recording, &names, None).contains("--limit"));
     }
 
     #[test]

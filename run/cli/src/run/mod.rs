@@ -15,6 +15,7 @@ use crate::report::figures::RunFigures;
 use crate::report::json;
 use crate::report::notes::RunNotes;
 use crate::report::output_file::OutputFile;
+use crate::report::recommended::LimitCurve;
 use crate::run::end::EndedRun;
 use crate::run::help::wrapped;
 use crate::table::processes;
@@ -42,6 +43,7 @@ const LOG: &str = "log";
 const LOG_LEVEL: &str = "log-level";
 const LOG_FORMAT: &str = "log-format";
 const WRAPPED: &str = "wrapped";
+const NAME: &str = "name";
 /// A former flag of `run`.
 const DELIVERY: &str = "delivery";
 /// Name of the argument with the program and its arguments.
@@ -139,6 +141,9 @@ pub fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help(wrapped("For scripts of memfold wrap: skip them in PATH, and execute CMD as it is inside another run")),
         )
+        .arg(Arg::new(NAME).long(NAME).value_name("NAME").help(wrapped(
+            "Name the run in list, stat, top and metrics. The figures of runs with the same name are one series in metrics, also after a new start",
+        )))
         .args(group::FLAGS.map(|[name, value, help]| {
             Arg::new(name).long(name).value_name(value).help(wrapped(help))
         }))
@@ -190,7 +195,7 @@ pub fn main(matches: &ArgMatches) -> Result<u8, CommandFailure> {
 pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, CommandFailure> {
     let arguments: Vec<OsString> =
         matches.get_many(COMMAND).map(|all| all.cloned().collect()).unwrap_or_default();
-    let Some(name) = arguments.first() else {
+    let Some(program) = arguments.first() else {
         let subcommand = if recorder.is_some() { "record" } else { "run" };
         return Err(CommandFailure::own(format!(
             "No command given. Write memfold {subcommand} [--limit SIZE] -- CMD [ARGS]...",
@@ -198,22 +203,22 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     };
     let is_wrapped = matches.get_flag(WRAPPED);
     if is_wrapped && is_inside_a_run() {
-        return Err(execute(&find(name, is_wrapped)?, &arguments));
+        return Err(execute(&find(program, is_wrapped)?, &arguments));
     }
     let plan = match plan(matches, &arguments) {
         Ok(plan) => plan,
         Err(Refusal::Place(why)) if matches.get_flag(IF_POSSIBLE) && why.status == OWN => {
-            let path = find(name, is_wrapped)?;
+            let path = find(program, is_wrapped)?;
             eprintln!(
                 "memfold: warning: {} runs without memfold (--if-possible). Reason: {}",
-                printable(&name.to_string_lossy()),
+                printable(&program.to_string_lossy()),
                 printable(&why.text)
             );
             return Err(execute(&path, &arguments));
         }
         Err(Refusal::Place(why) | Refusal::Mistake(why)) => return Err(why),
     };
-    let RunPlan { mut config, group, path, loading, otherwise, library } = plan;
+    let RunPlan { mut config, name, group, path, loading, otherwise, library } = plan;
     let stats_file = matches
         .get_one::<PathBuf>(STATS_FILE)
         .map(|name| OutputFile::open("--stats-file", name))
@@ -224,7 +229,7 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     }
     // This forks, so it comes before the run has locks or threads.
     let mut remote = crate::remote::start(&mut config, &log)?;
-    let run = Arc::new(RunControl::begin(config, arguments, group)?);
+    let run = Arc::new(RunControl::begin(config, arguments, name, group)?);
     let environment = environment(&run, &library, &path, &loading, recorder.as_ref())?;
     // A process that sees the program must be able to find its run, so the socket is made first.
     let control = ControlSocket::listen();
@@ -255,7 +260,11 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
     if let Some(kind) = matches.get_one::<String>(SUMMARY) {
         run_end.sum_up(kind == CURVE);
     }
-    let outcome = recording.map_or(Ok(()), |recording| recording.end(&log));
+    let outcome = recording.map_or(Ok(()), |recording| {
+        let tables = &run.shared.tables;
+        let curve = LimitCurve::of(tables, &RunFigures::sum(tables));
+        recording.end(&log, curve.and_then(|curve| curve.limit_for(10.0)))
+    });
     if let Some(file) = stats_file {
         write_stats(file, &run, end.status, run_end.seconds)?;
     }
@@ -269,6 +278,7 @@ pub fn run(matches: &ArgMatches, recorder: Option<Recorder>) -> Result<u8, Comma
 /// Everything about a run that is settled before it changes anything.
 struct RunPlan {
     config: Config,
+    name: Option<String>,
     group: Option<GroupRequest>,
     path: PathBuf,
     loading: Loading,
@@ -302,6 +312,8 @@ fn plan(matches: &ArgMatches, arguments: &[OsString]) -> Result<RunPlan, Refusal
     fits_machine(matches).map_err(Refusal::Place)?;
     let mut config = config(matches)?;
     let group = group::request(matches)?;
+    let name = matches.get_one::<String>(NAME);
+    let name = name.map(|name| group::checked_name(NAME, name)).transpose()?;
     if is_inside_a_run() {
         return Err(Refusal::Place(CommandFailure::own(
             "memfold run can't be nested: this process already runs under memfold run. Run CMD without it.",
@@ -311,7 +323,7 @@ fn plan(matches: &ArgMatches, arguments: &[OsString]) -> Result<RunPlan, Refusal
     let loading = program::loading(&path, arguments).map_err(Refusal::Place)?;
     let otherwise = delivery::settle(&mut config).map_err(Refusal::Place)?;
     let library = library().map_err(Refusal::Place)?;
-    Ok(RunPlan { config, group, path, loading, otherwise, library })
+    Ok(RunPlan { config, name, group, path, loading, otherwise, library })
 }
 
 /// Refuses a limit above the memory of this machine. Other mistakes in it are found by [`config`].

@@ -1,5 +1,6 @@
 //! The columns of the list: one table, from which the screen, the sorting and the plain table are
 //! made.
+use super::history::{self, LOOKS};
 use super::model::{Row, RowKey};
 use super::text::{fit, short_count, short_ratio, short_size};
 use crate::printable::printable;
@@ -37,6 +38,10 @@ const WIDE_RANK: usize = 9;
 const NAME_WIDTH_WIDE: usize = 16;
 /// The column that is drawn as a bar.
 pub const BAR: &str = "MEMORY";
+/// The column with the limit.
+pub const USED: &str = "USED/LIMIT";
+/// The column that draws the loads of the last looks.
+const HISTORY: &str = "LAST LOADS";
 /// Spaces between two columns.
 const GAP: usize = 1;
 
@@ -71,7 +76,7 @@ fn bytes(value: u64) -> SortValue {
 }
 
 /// All columns, in their order on the screen. The ranks choose those that fit.
-pub const COLUMNS: [Column; 18] = [
+pub const COLUMNS: [Column; 19] = [
     Column {
         title: "PID",
         help: "process of memfold run, of memfold blk, or of a run",
@@ -95,7 +100,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "GROUP",
         help: "the group of a run",
         width: 10,
-        rank: 11,
+        rank: 12,
         cell: |row| or_dash(row.group.clone()),
         value: |row| SortValue::Text(row.group.clone().unwrap_or("\u{7f}".to_string())),
     },
@@ -103,12 +108,12 @@ pub const COLUMNS: [Column; 18] = [
         title: "PARTS",
         help: "processes of a run, runs of a group, devices of a server",
         width: 5,
-        rank: 14,
+        rank: 15,
         cell: |row| or_dash(row.members.map(|count| count.to_string())),
         value: |row| number(row.members.map(|count| count as f64)),
     },
     Column {
-        title: "USED/LIMIT",
+        title: USED,
         help: "memory that counts against the limit. A run in a group: its share",
         width: 11,
         rank: 2,
@@ -130,7 +135,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "RES",
         help: "uncompressed memory, the part # of the bar",
         width: 5,
-        rank: 15,
+        rank: 16,
         cell: |row| size(row.resident_bytes),
         value: |row| bytes(row.resident_bytes),
     },
@@ -138,7 +143,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "POOL",
         help: "compressed memory, the part = of the bar",
         width: 5,
-        rank: 16,
+        rank: 17,
         cell: |row| size(row.compressed_bytes),
         value: |row| bytes(row.compressed_bytes),
     },
@@ -146,7 +151,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "SPILL",
         help: "data in the swap file and the remote store",
         width: 5,
-        rank: 13,
+        rank: 14,
         cell: |row| size(row.spilled_bytes),
         value: |row| bytes(row.spilled_bytes),
     },
@@ -154,7 +159,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "FOLD",
         help: "data that is only stored, before compression",
         width: 5,
-        rank: 10,
+        rank: 11,
         cell: |row| size(row.folded_bytes),
         value: |row| bytes(row.folded_bytes),
     },
@@ -170,7 +175,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "FAULT/S",
         help: "all faults: touches that memfold served",
         width: 7,
-        rank: 12,
+        rank: 13,
         cell: |row| or_dash(row.rates.faults.map(short_count)),
         value: |row| number(row.rates.faults),
     },
@@ -180,6 +185,14 @@ pub const COLUMNS: [Column; 18] = [
         width: 6,
         rank: 5,
         cell: |row| or_dash(row.rates.loads.map(short_count)),
+        value: |row| number(row.rates.loads),
+    },
+    Column {
+        title: HISTORY,
+        help: "loads a second at each of the last 12 looks, the newest at the right; each step is five times as many, and the first is one",
+        width: LOOKS,
+        rank: 9,
+        cell: |row| history::drawn(&row.loads_by_look),
         value: |row| number(row.rates.loads),
     },
     Column {
@@ -194,7 +207,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "WRITE/S",
         help: "first writes to loaded pages; writes to a device",
         width: 7,
-        rank: 17,
+        rank: 18,
         cell: |row| or_dash(row.rates.writes.map(short_count)),
         value: |row| number(row.rates.writes),
     },
@@ -210,7 +223,7 @@ pub const COLUMNS: [Column; 18] = [
         title: "P99us",
         help: "time that 99 of 100 loads did not exceed, in us",
         width: 5,
-        rank: 9,
+        rank: 10,
         cell: |row| or_dash(row.rates.load_p99_ns.map(|ns| short_count(ns as f64 / 1e3))),
         value: |row| number(row.rates.load_p99_ns.map(|ns| ns as f64)),
     },
@@ -294,7 +307,7 @@ pub fn padded(text: &str, width: usize, is_text: bool) -> String {
 
 /// Returns all rows as lines of a plain table with every column but the bar, the name last.
 pub fn table(rows: &[Row]) -> Vec<String> {
-    let columns = || COLUMNS.iter().filter(|column| ![NAME, BAR].contains(&column.title));
+    let columns = || COLUMNS.iter().filter(|column| ![NAME, BAR, HISTORY].contains(&column.title));
     let width_of = |column: &Column| {
         let cells = rows.iter().map(|row| column.cell(row).width());
         cells.max().unwrap_or(0).max(column.title.len())
@@ -311,7 +324,10 @@ pub fn table(rows: &[Row]) -> Vec<String> {
         let state = if row.is_stopped { "stopped, " } else { "" };
         match row.silent {
             Some(silent) => format!("{name} ({state}no answer for {} s)", silent.as_secs()),
-            None => name,
+            None => match &row.excess_cause {
+                Some(cause) => format!("{name} (above its limit: {cause})"),
+                None => name,
+            },
         }
     };
     let head = line(&|column| column.title.to_string(), NAME);

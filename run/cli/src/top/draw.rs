@@ -1,6 +1,6 @@
 //! Draws the screen: from rows and the state to a buffer of cells.
 use super::areas::ReadAreas;
-use super::columns::{BAR, COLUMNS, NAME, bar, padded, shown};
+use super::columns::{BAR, COLUMNS, NAME, USED, bar, padded, shown};
 use super::keys::{Input, ViewState};
 use super::model::{Row, RowKey, TopPage};
 use super::text::{fit, short_size};
@@ -209,11 +209,34 @@ fn list(canvas: &mut Canvas<'_>, screen: &Screen<'_>, end: usize) {
     if screen.rows.is_empty() {
         canvas.put(1, 3, &nothing(screen), Style::new());
     }
-    // The selected row is always on the screen.
-    let first = (screen.at + 1).saturating_sub(height.max(1));
-    for (y, (at, row)) in (3..end).zip(screen.rows.iter().enumerate().skip(first)) {
-        list_row(canvas, y, row, at == screen.at, &columns);
+    let mut y = 3;
+    for (at, row) in screen.rows.iter().enumerate().skip(first_row(screen, height)) {
+        if y < end {
+            list_row(canvas, y, row, at == screen.at, &columns);
+        }
+        if let Some(cause) = row.excess_cause.as_ref().filter(|_| y + 1 < end) {
+            let indent = " ".repeat(COLUMNS[0].width + 2);
+            let style = canvas.colour(Color::Red);
+            canvas.put(0, y + 1, &format!("{indent}above its limit: {cause}"), style);
+        }
+        y += lines_of(row);
     }
+}
+
+/// Returns how many lines a row takes: one more for why it is above its limit.
+fn lines_of(row: &Row) -> usize {
+    1 + usize::from(row.excess_cause.is_some())
+}
+
+/// Returns the first row that is shown, so that the selected one is always on the screen.
+fn first_row(screen: &Screen<'_>, height: usize) -> usize {
+    let mut lines = 0;
+    let rows = screen.rows.iter().enumerate().take(screen.at + 1).rev();
+    let fits = |(_, row): &(usize, &Row)| {
+        lines += lines_of(row);
+        lines <= height
+    };
+    rows.take_while(fits).last().map_or(screen.at, |(at, _)| at)
 }
 
 /// Returns why the page has no rows.
@@ -254,6 +277,8 @@ fn list_row(
                 end = canvas.part(end, y, part, usize::from(len));
             }
         } else {
+            let is_excess = column.title == USED && row.excess_bytes().is_some();
+            let style = if is_excess { style.patch(canvas.colour(Color::Red)) } else { style };
             canvas.put(x, y, &padded(&column.cell(row), *width, column.is_text()), style);
         }
         x += width + 1;

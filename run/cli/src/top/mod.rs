@@ -4,6 +4,7 @@ mod text;
 mod watch;
 mod areas;
 mod model;
+mod history;
 mod columns;
 mod json;
 mod keys;

@@ -63,6 +63,10 @@ pub struct Row {
     /// Stored data before and after compression, over the time of the run.
     pub stored: [u64; 2],
     pub rates: Rates,
+    /// Loads a second at each of the last looks, if they were noted.
+    pub loads_by_look: Vec<f64>,
+    /// Why it is above its limit, if it is.
+    pub excess_cause: Option<String>,
     pub codec: Option<String>,
     /// Live processes, runs or devices in it.
     pub members: Option<u64>,
@@ -118,9 +122,17 @@ impl Row {
             folded_bytes: 0,
             stored: [0, 0],
             rates: Rates::default(),
+            loads_by_look: Vec::new(),
+            excess_cause: None,
             codec: None,
             members: None,
         }
+    }
+
+    /// Returns by how many bytes it is above its limit. A limit is kept within a hundredth.
+    pub fn excess_bytes(&self) -> Option<u64> {
+        let limit = self.limit_bytes?;
+        (self.used_bytes > limit + limit / 100).then(|| self.used_bytes - limit)
     }
 
     /// Returns bytes before compression for each byte after it; `None` if nothing was stored.
@@ -252,6 +264,7 @@ fn of_run(pid: u32, heard: &Heard) -> Row {
     let about = pair.now;
     let command = list(&about["command"]).iter().filter_map(Value::as_str).collect();
     let (mut row, sum) = (named_run(pid, command), &about["sum"]);
+    row.name = text(&about["name"]).unwrap_or(row.name);
     for process in list(&about["processes"]) {
         add(&mut row, process);
     }
@@ -259,9 +272,10 @@ fn of_run(pid: u32, heard: &Heard) -> Row {
     row.resident_bytes += slotless;
     row.used_bytes += slotless;
     let share = about["group"]["share_bytes"].as_u64();
+    row.limit_bytes = about["limit_bytes"].as_u64().into_iter().chain(share).min();
     Row {
         group: text(&about["group"]["name"]),
-        limit_bytes: about["limit_bytes"].as_u64().into_iter().chain(share).min(),
+        excess_cause: row.excess_bytes().map(|excess| excess_cause(about, excess)),
         stored: stored(sum),
         rates: pair.part(sum, |before| Some(&before["sum"])).rates(),
         codec: text(&about["codec"]),
@@ -269,6 +283,27 @@ fn of_run(pid: u32, heard: &Heard) -> Row {
             list(&about["processes"]).len() as u64 + number(about, "unmanaged_processes"),
         ),
         ..row
+    }
+}
+
+/// Returns why a run holds so many bytes more than its limit: the largest part of it that can't be
+/// folded, if that is as large.
+fn excess_cause(about: &Value, excess_bytes: u64) -> String {
+    let sum =
+        |name: &str| list(&about["processes"]).iter().map(|one| number(one, name)).sum::<u64>();
+    let parts = [
+        (sum("refused_dense_bytes"), "do not compress; --swap DIR moves them to a file"),
+        (sum("refused_full_bytes"), "do not fit beside the compressed data; give a larger limit"),
+        (sum("refused_pinned_bytes"), "are pinned by a device"),
+        (sum("refused_shared_bytes"), "are shared since a fork"),
+        (
+            sum("unmanaged_bytes") + number(about, "unmanaged_processes_bytes"),
+            "can't be folded; memfold explain says which",
+        ),
+    ];
+    match parts.into_iter().max_by_key(|(bytes, _)| *bytes) {
+        Some((bytes, why)) if bytes >= excess_bytes => format!("{} {why}", short_size(bytes)),
+        _ => "it uses memory faster than memfold folds it".to_string(),
     }
 }
 

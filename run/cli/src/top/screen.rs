@@ -3,6 +3,7 @@
 use super::areas::AreaReader;
 use super::columns::{filter, sort};
 use super::draw::{Screen, draw, table_width};
+use super::history::LoadHistory;
 use super::keys::{KeyAction, ViewState, press};
 use super::model::{Row, RowKey, TopPage, counters, rows};
 use super::watch::{Heard, Watch};
@@ -175,6 +176,9 @@ struct TopLoop {
     reader: AreaReader,
     state: ViewState,
     heard: Vec<Heard>,
+    history: LoadHistory,
+    /// Whether `heard` is not in the history yet.
+    is_new: bool,
     to: Sender<Event>,
 }
 
@@ -188,6 +192,8 @@ impl TopLoop {
             reader: AreaReader::default(),
             state: ViewState::new(),
             heard: Vec::new(),
+            history: LoadHistory::default(),
+            is_new: false,
             to,
         })
     }
@@ -214,6 +220,7 @@ impl TopLoop {
             }
             if Instant::now() >= next {
                 self.heard = self.watch.heard();
+                self.is_new = true;
                 self.watch.find();
                 next = Instant::now() + self.interval;
             }
@@ -229,6 +236,10 @@ impl TopLoop {
             TopPage::All => all.clone(),
             page => rows(&self.heard, page, now),
         };
+        if std::mem::take(&mut self.is_new) {
+            self.history.note(all.iter().chain(&rows_of_page));
+        }
+        self.history.fill(&mut rows_of_page);
         filter(&mut rows_of_page, &self.state.filter);
         sort(&mut rows_of_page, self.state.sort);
         let process = match page {

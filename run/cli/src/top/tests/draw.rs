@@ -2,6 +2,7 @@ use super::{any_row, heard, run_of};
 use crate::top::areas::parse;
 use crate::top::columns::sort;
 use crate::top::draw::{Screen, draw};
+use crate::top::history::{LOOKS, LoadHistory};
 use crate::top::keys::{Input, ViewState, press};
 use crate::top::model::{Row, RowKey, TopPage, rows};
 use crate::top::watch::WatchSource;
@@ -75,6 +76,61 @@ fn list_fits_80_columns_with_all_that_matters() {
     assert!(lines_shown[3].ends_with("12.3k      0    1.2 lz4"), "{}", lines_shown[3]);
     assert!(lines_shown[4].starts_with("   group agents  "), "{}", lines_shown[4]);
     assert!(lines_shown[23].starts_with("q quit  ? help"), "{}", lines_shown[23]);
+}
+
+#[test]
+fn run_above_its_limit_is_red_and_has_its_cause() {
+    let run = |resident: u64, dense: u64| {
+        let counters =
+            json!({"resident_bytes": resident << 20, "refused_dense_bytes": dense << 20});
+        let about = run_of(&["app"], 1.0, counters);
+        let all = [
+            heard(WatchSource::Run(5), None, about.clone()),
+            heard(WatchSource::Run(6), None, about),
+        ];
+        rows(&all, &TopPage::All, Instant::now())
+    };
+    let causes = [
+        (64, 60, None),
+        (70, 60, Some("60.0M do not compress; --swap DIR moves them to a file")),
+        (70, 0, Some("it uses memory faster than memfold folds it")),
+    ];
+    for (resident, dense, cause) in causes {
+        let (rows, state) = (run(resident, dense), ViewState::new());
+        let screen = Screen { is_coloured: true, ..screen(&rows, &state) };
+        let terminal = drawn(80, 24, &screen);
+        let is_red = terminal.backend().buffer().content().iter().any(|cell| cell.fg == Color::Red);
+        let lines = lines(&terminal);
+        assert_eq!(is_red, cause.is_some(), "{lines:#?}");
+        let Some(cause) = cause else { continue };
+        assert_eq!(lines[4], format!("         above its limit: {cause}"));
+        assert!(lines[5].starts_with("       6 app") && lines[6] == lines[4], "{lines:#?}");
+        // The selected row stays on a screen of two rows.
+        let small = Screen { at: 1, ..screen };
+        let lines = self::lines(&drawn(80, 6, &small));
+        assert!(lines[3].starts_with(">      6 app") && lines[4].contains(cause), "{lines:#?}");
+    }
+}
+
+#[test]
+fn last_loads_are_drawn_for_each_look() {
+    let mut history = LoadHistory::default();
+    let mut some = some_rows();
+    for loads in [0.0, 0.9, 1.0, 4.9, 5.0, 3125.0, 1e9] {
+        some.iter_mut().for_each(|row| row.rates.loads = Some(loads));
+        history.note(some.iter().chain(&some));
+    }
+    history.fill(&mut some);
+    assert_eq!(some[0].loads_by_look.len(), 7, "a row counts once a look");
+    let state = ViewState::new();
+    let lines = lines(&drawn(120, 24, &screen(&some, &state)));
+    assert!(lines[2].contains("LAST LOADS") && lines[3].contains("  ▁▁▂▆█"), "{lines:#?}");
+    (0..20).for_each(|_| history.note(some.iter()));
+    history.fill(&mut some);
+    assert_eq!(some[0].loads_by_look.len(), LOOKS);
+    history.note([].iter());
+    history.fill(&mut some);
+    assert!(some[0].loads_by_look.is_empty(), "a run that has ended is forgotten");
 }
 
 #[test]
