@@ -65,7 +65,7 @@ const CHECKS: &[SystemCheck] = &[
     SystemCheck {
         name: "userfaultfd",
         probe: Tests(userfaultfd),
-        why: "without it memory is paged by page protection, which is slower",
+        why: "without it memory is paged by guard pages or page protection, which is slower",
         fix: "in a container, `--device /dev/userfaultfd`; elsewhere, as root, `sysctl vm.unprivileged_userfaultfd=1`, or \
               install contrib/90-memfold-userfaultfd.rules for the device, or grant CAP_SYS_PTRACE",
     },
@@ -84,7 +84,7 @@ const CHECKS: &[SystemCheck] = &[
     SystemCheck {
         name: "  features",
         probe: Tests(features),
-        why: "without MOVE pages are copied; if another feature is missing, memory is paged by page protection",
+        why: "without MOVE pages are copied; if another feature is missing, memory is paged by guard pages or page protection",
         fix: "use Linux 6.8 or newer, and allow userfaultfd as above",
     },
     SystemCheck {
@@ -96,13 +96,13 @@ const CHECKS: &[SystemCheck] = &[
     SystemCheck {
         name: "protection",
         probe: Tests(hides),
-        why: "memory can't be paged by page protection where userfaultfd is unavailable",
+        why: "memory can't be paged at all where userfaultfd is unavailable",
         fix: "mount /proc, and boot with proc_mem.force_override=always on the kernel command line",
     },
     SystemCheck {
         name: "guard pages",
         probe: Tests(guards),
-        why: "without them --paging guard does not work, which is faster than page protection",
+        why: "without them memory is paged by page protection where userfaultfd is unavailable, which is slower",
         fix: "use Linux 6.16 or newer",
     },
     SystemCheck {

@@ -1,5 +1,5 @@
-//! How touches of folded memory are detected: by userfaultfd, or by page protection. If the gate is
-//! unavailable, `run` refuses.
+//! How touches of folded memory are detected: by userfaultfd, by guard pages, or by page protection.
+//! If the gate is unavailable, `run` refuses.
 use crate::failure::CommandFailure;
 use memfold_engine::config::{Config, Delivery, PagingKind};
 use memfold_os::maps::lookup::Maps;
@@ -21,8 +21,8 @@ fn hide(config: &mut Config) {
     config.folio_order = config.folio_order.max(HIDDEN_LEAST);
 }
 
-/// Chooses how memory is paged: by userfaultfd, or by page protection if that is unavailable.
-/// Returns the warning about the latter.
+/// Chooses how memory is paged: by userfaultfd, or by guard pages if that is unavailable, or by page
+/// protection if these are too. Returns the warning about the last two.
 ///
 /// # Errors
 /// 125: the gate is unavailable. The text has the reason and what to do.
@@ -51,18 +51,19 @@ pub fn settle(config: &mut Config) -> Result<Option<String>, CommandFailure> {
         Err(why) => why,
     };
     match can_hide() {
+        Ok(()) if can_guard().is_ok() => {
+            config.paging = PagingKind::Guard;
+            Ok(Some(format!(
+                "warning: userfaultfd is unavailable, so memory is paged by guard pages (--paging guard). This is \
+                 slower. Reason: {why}."
+            )))
+        }
         Ok(()) => {
             hide(config);
+            let forced = if forces_none() { format!(" {FORCES_NONE}") } else { String::new() };
             Ok(Some(format!(
                 "warning: userfaultfd is unavailable, so memory is paged by page protection (--paging protection). This is \
-                 slower and folds at least 64K at once. Reason: {why}.{}",
-                if forces_none() {
-                    format!(" {FORCES_NONE}")
-                } else if can_guard().is_ok() {
-                    " Random accesses are four times as fast with --paging guard.".to_string()
-                } else {
-                    String::new()
-                }
+                 slower and folds at least 64K at once. Reason: {why}.{forced}"
             )))
         }
         Err(e) if e == why => {

@@ -230,7 +230,7 @@ keys! {
 
     /// How a touch of folded memory is reported.
     paging: PagingKind = PagingKind::Userfaultfd, kind::PAGING;
-    Users "paging" "userfaultfd|guard|protection" "userfaultfd" "How memfold run detects an access to folded memory; guard pages (Linux 6.16) are slower; protection is slower still and folds at least 64K at once, and is chosen where userfaultfd is unavailable";
+    Users "paging" "userfaultfd|guard|protection" "userfaultfd" "How memfold run detects an access to folded memory; guard pages (Linux 6.16) are slower, and are chosen where userfaultfd is unavailable; protection is slower still and folds at least 64K at once, and is chosen where both are";
 
     /// Address span of one index lock, bytes (C7).
     shard_bytes: u64 = 2 << 20, kind::SHARD;
