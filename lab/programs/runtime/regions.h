@@ -191,6 +191,33 @@ static void cut_region(unsigned slot, unsigned to_slot, size_t first, size_t gap
     end_region(r);
 }
 
+/* Moves the pages from `first` on to another slot. Of those, `count` are kept, and the others are unmapped by the same call. */
+static void move_tail(unsigned slot, unsigned to_slot, size_t first, size_t count) {
+    struct region *r = region_of(slot), *to = region_of(to_slot);
+    if (slot % SLOTS == 0 || to_slot % SLOTS == 0 || r == to || r->is_cut || r->file_seed || !first || first >= r->pages || !count) return;
+    size_t tail = r->pages - first, kept = count < tail ? count : tail;
+    unmap_region(to_slot);
+    begin_region(r);
+    begin_region(to);
+    char *place = mmap(NULL, kept * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    NEED(place != MAP_FAILED);
+    char *at = mremap(bytes_of(r, first), tail * PAGE, kept * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+    if (is_refused(at)) {
+        munmap(bytes_of(r, first), tail * PAGE);
+        munmap(place, kept * PAGE);
+    } else {
+        to->page = pages_of(to_slot);
+        memcpy(to->page, r->page + first, kept * sizeof *r->page);
+        to->at = at;
+        to->pages = kept;
+        to->file_seed = 0;
+        to->is_cut = 0;
+    }
+    r->pages = first;
+    end_region(to);
+    end_region(r);
+}
+
 /* Bounds `count` to what the region has from `first` on. */
 static size_t bounded(const struct region *r, size_t *first, size_t count) {
     if (!r->pages) return 0;

@@ -201,7 +201,7 @@ impl Draw {
         let (first, count, order) = (self.first(), self.count(), self.order());
         let pages = Amount(1 + self.random.below(1024));
         let part = |name, last| action(name, &[slot, first, count, Word(last)]);
-        match self.random.below(17) {
+        match self.random.below(18) {
             0 => action("map_region", &[slot, pages]),
             1 => action("map_file", &[slot, pages]),
             2 => action("unmap_region", &[slot]),
@@ -234,6 +234,10 @@ impl Draw {
                 part("inherit_pages", self.random.pick(&ADVICE))
             }
             14 => action("touch_pages", &[slot, first, count]),
+            15 => {
+                let start = Place(1 + self.random.below(256));
+                action("move_tail", &[slot, other, start, count])
+            }
             _ => {
                 const ADVICE: [&str; 8] = [
                     "MADV_COLD",
@@ -336,6 +340,6 @@ mod tests {
             .map(|name| std::fs::read_to_string(format!("{runtime}{name}")).unwrap())
             .concat();
         assert!(names.iter().all(|name| text.contains(&format!("void {name}("))), "{names:?}");
-        assert_eq!(names.len(), 32, "{names:?}");
+        assert_eq!(names.len(), 33, "{names:?}");
     }
 }

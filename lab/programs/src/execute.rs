@@ -34,7 +34,7 @@ pub struct End {
 impl End {
     /// Says in short how it ended.
     pub fn summary(&self) -> String {
-        let status = self.status.map_or("hangs".to_string(), |status| status.to_string());
+        let Some(status) = self.status else { return "hangs".to_string() };
         let lines = self.stderr.lines();
         let first = lines.clone().find(|line| !line.contains("memfold: warning: ")).unwrap_or("");
         format!("{status}: {first}")
@@ -45,6 +45,15 @@ impl End {
 pub struct Compiled {
     scratch: Scratch,
     path: String,
+}
+
+/// How long a program may take, and whether the stacks of a hang are wanted.
+#[derive(Clone, Copy)]
+pub struct Hang {
+    /// After this it hangs.
+    pub after: Duration,
+    /// Its stacks are printed, which takes long.
+    pub shows_stacks: bool,
 }
 
 impl Compiled {
@@ -61,12 +70,12 @@ impl Compiled {
     }
 
     /// Runs it plainly.
-    pub fn run_plainly(&self, place: &Place, hang: Duration) -> End {
+    pub fn run_plainly(&self, place: &Place, hang: Hang) -> End {
         self.run(place.plainly(&self.path), hang)
     }
 
     /// Runs it in a world. Returns the run's figures too, if it wrote them.
-    pub fn run_in(&self, at: (&Place, &World), more: &[&str], hang: Duration) -> (End, Value) {
+    pub fn run_in(&self, at: (&Place, &World), more: &[&str], hang: Hang) -> (End, Value) {
         let own = Scratch::new();
         fs::set_permissions(&own.0, PermissionsExt::from_mode(0o777)).expect("it's ours");
         let file = own.path("figures");
@@ -84,7 +93,7 @@ impl Compiled {
         words.join(" ")
     }
 
-    fn run(&self, mut command: Command, hang: Duration) -> End {
+    fn run(&self, mut command: Command, hang: Hang) -> End {
         let own = Scratch::new();
         let (out, err) = (own.path("out"), own.path("err"));
         command.stdout(File::create(&out).expect("a file")).process_group(0);
@@ -94,7 +103,10 @@ impl Compiled {
         let (status, stacks) = loop {
             match child.try_wait().expect("a child") {
                 Some(status) => break (Some(status), String::new()),
-                None if start.elapsed() > hang => break (None, stacks_of(child.id())),
+                None if start.elapsed() > hang.after => {
+                    let is_shown = hang.shows_stacks;
+                    break (None, if is_shown { stacks_of(child.id()) } else { String::new() });
+                }
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };

@@ -10,7 +10,7 @@ mod hunt;
 mod shrink;
 
 use clap::{Args, Parser, Subcommand};
-use execute::Compiled;
+use execute::{Compiled, Hang};
 use hunt::{Failure, Hunt};
 use shrink::Shrinking;
 use std::path::PathBuf;
@@ -79,6 +79,10 @@ pub struct Options {
 }
 
 impl Options {
+    fn hang(&self, shows_stacks: bool) -> Hang {
+        Hang { after: Duration::from_secs(self.hang), shows_stacks }
+    }
+
     /// Returns the first seed, the same for the whole hunt.
     fn first_seed(&self) -> u64 {
         static DRAWN: OnceLock<u64> = OnceLock::new();
@@ -117,7 +121,7 @@ fn hunt(options: &Options) -> ExitCode {
     let place = Place::new(&options.bin);
     let (failures, has_folded) = Hunt::new(options, &place).run();
     if failures.is_empty() && !has_folded {
-        println!("In a world nothing was folded, so nothing was tested there.");
+        println!("Nothing was folded, so nothing was tested.");
         return ExitCode::FAILURE;
     }
     let has_failed = !failures.is_empty();
@@ -127,7 +131,7 @@ fn hunt(options: &Options) -> ExitCode {
             place: &place,
             world,
             jobs: options.jobs,
-            hang: Duration::from_secs(options.hang),
+            hang: options.hang(false),
             until: Instant::now() + Duration::from_secs_f64(options.shrink * 60.0),
         };
         if shrinking.shrink(&mut failure) {

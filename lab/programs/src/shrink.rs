@@ -1,15 +1,17 @@
 //! Shrinks a failing program: leaves out actions, rounds and pages as long as it still fails (delta
 //! debugging). What fails only at times is run several times.
-use crate::execute::{Compiled, End};
+use crate::execute::{Compiled, End, Hang};
 use crate::hunt::{Failure, is_right};
 use crate::program::{Argument, Program};
 use crate::world::{Place, World, more_flags};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Runs of the whole program that tell how often it fails.
 const FIRST_RUNS: usize = 20;
+/// As many of one that hangs, each of which takes that long.
+const HANGING_RUNS: usize = 3;
 /// Most runs of a smaller one.
 const RUNS_MAX: usize = 40;
 
@@ -22,7 +24,7 @@ pub struct Shrinking<'a> {
     /// Programs at once.
     pub jobs: usize,
     /// After this a run hangs.
-    pub hang: Duration,
+    pub hang: Hang,
     /// When to end.
     pub until: Instant,
 }
@@ -59,13 +61,17 @@ impl Shrinking<'_> {
 
     /// Makes the program of a failure smaller, and returns whether it failed again at all.
     pub fn shrink(&self, failure: &mut Failure) -> bool {
-        let Some((_, count)) = self.fails(&failure.program, FIRST_RUNS, true) else {
-            println!("It did not fail again in {FIRST_RUNS} runs, or in the time for shrinking.");
+        let hangs = failure.end.status.is_none();
+        let first_runs = if hangs { HANGING_RUNS } else { FIRST_RUNS };
+        let Some((_, count)) = self.fails(&failure.program, first_runs, true) else {
+            println!("It did not fail again in {first_runs} runs, or in the time for shrinking.");
             return false;
         };
-        let runs = (3 * FIRST_RUNS).div_ceil(count).min(RUNS_MAX);
+        // Three times as many as one failure takes in the mean; one, if each run fails.
+        let runs = if count == first_runs { 1 } else { (3 * first_runs).div_ceil(count) };
+        let runs = runs.min(RUNS_MAX);
         println!(
-            "It failed {count} times in {FIRST_RUNS} runs. Smaller programs are run {runs} times."
+            "It failed {count} times in {first_runs} runs. Smaller ones are run {runs} times."
         );
         self.leave_out_actions(failure, runs);
         self.lessen(failure, runs);

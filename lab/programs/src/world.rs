@@ -85,7 +85,7 @@ impl Place {
         std::fs::set_permissions(&scratch.0, PermissionsExt::from_mode(0o777)).expect("it's ours");
         let server = redis::is_there().then(|| Server::start(&[]));
         let place = Place { memfold, scratch, server };
-        let group = ["set", "--group", "programs", "--limit", "12M"];
+        let group = ["set", "--group", "programs", "--limit", "8M"];
         let status = place.command(&place.memfold, &[]).args(group).status();
         assert!(status.expect("memfold starts").success(), "a group can't be made");
         place
