@@ -119,7 +119,6 @@ static void receive_pages(unsigned slot, size_t first, size_t count, int order) 
     close(zeros);
     if (to->count) {
         char *bytes = to->run[0].iov_base;
-        struct region *r = region_of(slot);
         to->page[0]->flags |= UNKNOWN;
         /* A signal ends this call early. */
         for (size_t got = 0; got < PAGE;) {
@@ -130,8 +129,13 @@ static void receive_pages(unsigned slot, size_t first, size_t count, int order) 
         memcpy(copy, bytes, PAGE);
         (void)madvise(bytes, PAGE, MADV_PAGEOUT);
         NEED(memcmp(copy, bytes, PAGE) == 0);
+        /* Until all is filled, a child that is copied must not know the page. */
+        struct content next = {.seed = new_seed(), .kind = NOISE};
+        for (unsigned w = 0; w < PAGE / 8; w++) ((uint64_t *)bytes)[w] = filled_word(NOISE, key_of(next), w);
+        begin_change(to->page[0], next);
+        end_change(to->page[0]);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
         to->page[0]->flags &= ~UNKNOWN;
-        fill_page(r, (bytes - r->at) / PAGE, NOISE);
     }
     free(to);
 }
