@@ -1,6 +1,6 @@
 # Build, test and show memfold. `make help` lists the targets.
 
-.PHONY: help build portable portable-test dist dist-test recipes wheel install test test-all torture simulate bench-quick demo gallery clean setup setup-build
+.PHONY: help build portable portable-test dist dist-test recipes wheel install test test-all torture simulate programs bench-quick demo gallery clean setup setup-build
 
 SIZE ?= 1024
 PREFIX ?= /usr/local
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all          run that, and variants of tests: other worlds, pagings, programs, kinds and servers"
 	@echo "make torture           run tests that take hours or a quiet machine: new random cases (MEMFOLD_SECONDS=600 each), 25 times the runs of each model, bounds on time, all of stress-ng, Debian 11 to sid (needs zig), memfold run on Linux 6.1 in a virtual machine"
 	@echo "make simulate          simulate the engine with new seeds for HOURS=1, until one fails, and shrink that"
+	@echo "make programs          run generated C programs with and without memfold for MINUTES=30 (SEED=... the first one), until one differs, and shrink that"
 	@echo "make bench-quick       run the short form of each benchmark; fails if one stops or finds a wrong byte, but not for a slow figure"
 	@echo "make demo              run a 1 GiB SQLite job without memfold and in a quarter of its memory (SIZE=... in MiB, OPTIONS=... for memfold run)"
 	@echo "make gallery           draw docs/gallery/memory.svg from two runs of that job: without memfold, and within 45% of its memory"
@@ -95,6 +96,10 @@ torture: build
 HOURS ?= 1
 simulate: setup-build
 	@cargo run -q --profile simulate -p memfold-simulate --features memfold-simulate/shuttle -- hunt --hours $(HOURS)
+
+MINUTES ?= 30
+programs: build
+	@cargo run -q -p memfold-programs -- hunt --minutes $(MINUTES) --load 4 --bin $(TARGET)/release --out $(TARGET)/programs $(if $(SEED),--from $(SEED))
 
 bench-quick: build
 	@scripts/bench-quick $(TARGET)/release/memfold-bench $(BENCH)

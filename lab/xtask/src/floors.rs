@@ -27,6 +27,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("memfold-cli", 6),
     ("memfold-testkit", BESIDE),
     ("memfold-bench", BESIDE),
+    ("memfold-programs", BESIDE),
     ("memfold-simulate", BESIDE),
     ("xtask", BESIDE),
     ("memfold-fuzz", BESIDE),

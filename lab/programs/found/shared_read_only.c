@@ -1,0 +1,28 @@
+/* Open: a child of fork that reads its memory takes over a minute, instead of 0.1 s plainly. A part of its memory has been read,
+ * never written, and is read-only since. The limit is below what does not compress, and there is no swap file:
+ *
+ *   gcc -O1 -pthread -I lab/programs/runtime -I e2e/programs -o found lab/programs/found/shared_read_only.c
+ *   memfold run --limit 8M -- ./found        (also 12M; not with --resident 8M or --swap)
+ *
+ * The child makes about 45,000 moves out and 60 direct reclaims a second, and serves less than one fault a second. Shrunk from a drawn
+ * program. */
+#include "runtime.h"
+
+static void list_1(void) {}
+
+static void list_0(void) {
+    write_pages(0, 0, 9999, IN_ORDER, NOISE);
+    map_region(3, 1012);
+    check_pages(3, 0, 9999, IN_ORDER);
+    protect_pages(3, 452, 9999, PROT_READ);
+    fork_list(1, CHECKS);
+}
+
+static const struct list all[] = {
+    {list_0, 1},
+    {list_1, 1},
+};
+
+int main(int argc, char **argv) {
+    return run_program(argc, argv, all, 3482);
+}
