@@ -1,11 +1,11 @@
-/* Open: a child of fork that reads its memory takes over a minute, instead of 0.1 s plainly. A part of its memory has been read,
- * never written, and is read-only since. The limit is below what does not compress, and there is no swap file:
+/* A child of fork reads its memory. A part of it is read-only, so the engine can't make the pages private that the fork shares.
+ * It once tried them again without end: over 20 s, instead of 0.1 s plainly. Needs a limit below what does not compress, and no
+ * swap file:
  *
  *   gcc -O1 -pthread -I lab/programs/runtime -I e2e/programs -o found lab/programs/found/shared_read_only.c
- *   memfold run --limit 8M -- ./found        (also 12M; not with --resident 8M or --swap)
+ *   memfold run --limit 8M -- ./found
  *
- * The child makes about 45,000 moves out and 60 direct reclaims a second, and serves less than one fault a second. Shrunk from a drawn
- * program. */
+ * Shrunk from a drawn program. */
 #include "runtime.h"
 
 static void list_1(void) {}

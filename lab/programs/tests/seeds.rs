@@ -1,23 +1,53 @@
-//! A fixed set of generated programs, each in one world. `make programs` draws new ones.
-use std::path::Path;
+//! A fixed set of generated programs, each in one world, and programs that memfold once ran wrongly.
+//! `make programs` draws new ones.
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Programs of the fixed set: each world has several.
 const PROGRAMS: u64 = 22;
 
+/// Returns the directory of the built `memfold`, or `None` without one, and says so.
+fn built() -> Option<PathBuf> {
+    let directory = PathBuf::from(std::env::var_os("MEMFOLD_BIN_DIR").unwrap_or_default());
+    if directory.join("memfold").is_file() {
+        return Some(directory);
+    }
+    let text = "no memfold in MEMFOLD_BIN_DIR: run scripts/check build";
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
+    eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
+    None
+}
+
 #[test]
 fn c1_generated_programs_find_every_byte_in_every_world() {
-    let bin = std::env::var("MEMFOLD_BIN_DIR").unwrap_or_default();
-    if !Path::new(&bin).join("memfold").is_file() {
-        let text = "no memfold in MEMFOLD_BIN_DIR: run scripts/check build";
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
-        eprintln!("SKIPPED, NOTHING WAS TESTED: {text}");
-        return;
-    }
+    let Some(bin) = built() else { return };
     let mut command = Command::new(env!("CARGO_BIN_EXE_memfold-programs"));
     command.args(["hunt", "--from=1", &format!("--seeds={PROGRAMS}"), "--by-turns", "--shrink=0"]);
-    let output = command.args(["--bin", &bin]).output().expect("the hunt runs");
+    let output = command.arg("--bin").arg(bin).output().expect("the hunt runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     println!("{text}");
+}
+
+/// Under a limit of 8 MiB.
+#[test]
+fn c1_programs_that_went_wrong_once_print_what_they_print_plainly() {
+    let Some(bin) = built() else { return };
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let place = std::env::temp_dir().join(format!("memfold-test-found-{}", std::process::id()));
+    std::fs::create_dir(&place).unwrap();
+    for file in std::fs::read_dir(directory.join("found")).unwrap() {
+        let source = file.unwrap().path();
+        let program = place.join(source.file_stem().unwrap());
+        let mut compiler = Command::new("gcc");
+        compiler.args(["-O1", "-pthread", "-I"]).arg(directory.join("runtime"));
+        compiler.arg("-I").arg(directory.join("../../e2e/programs")).arg("-o").arg(&program);
+        assert!(compiler.arg(&source).status().unwrap().success(), "{source:?}");
+        let plain = Command::new(&program).output().unwrap();
+        let mut run = Command::new(bin.join("memfold"));
+        let managed = run.args(["run", "--limit", "8M", "--"]).arg(&program).output().unwrap();
+        assert_eq!(managed.status, plain.status, "{source:?}: {managed:?}");
+        assert_eq!(managed.stdout, plain.stdout, "{source:?}: {managed:?}");
+    }
+    std::fs::remove_dir_all(place).unwrap();
 }

@@ -25,7 +25,8 @@ pub enum LruList {
     Dense,
     /// Refused, because neither pool nor swap file had room for it.
     Full,
-    /// Refused, because a device has pinned it, so the kernel cannot move it.
+    /// Refused, because a device has pinned it, or a fork shares it and it is read-only, so the
+    /// kernel cannot move it.
     Pinned,
     /// Refused, because a fork shares it.
     Shared,

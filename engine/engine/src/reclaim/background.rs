@@ -2,6 +2,7 @@
 use crate::area::lock::{AreaLock, AreasAccess};
 use crate::backing::Backing;
 use crate::config::Config;
+use crate::folio::index::{FolioId, ShardGuard};
 use crate::folio::lru::LruList;
 use crate::folio::table::FolioTable;
 use crate::limits::Limits;
@@ -121,20 +122,29 @@ impl<'a> Background<'a> {
             return;
         }
         if self.is_private_in_vain(page) {
-            let order = self.table.get(&guard, id).order().min(self.config.block_order);
-            let id = self.table.carve(&mut guard, id, key, order, self.backing);
-            self.table.get(&guard, id).refused.set(LruList::Dense);
-            self.table.list_by_state(&guard, id);
-            self.budget.note_refusal();
-        } else {
-            // A clean page is private, and stays protected.
-            let is_clean = self.table.is_clean(self.table.get(&guard, id));
-            if self.to_unshare.charges_copies() && !is_clean {
-                self.budget.quota().sub_others(PAGE_SIZE as u64);
-                let _ = self.mapper.space().protect(page, PAGE_SIZE, false);
-            }
-            let _ = self.mapper.space().unshare(page, PAGE_SIZE);
+            return self.keep_shared(&mut guard, id, key, LruList::Dense);
         }
+        // A clean page is private, and stays protected.
+        let is_clean = self.table.is_clean(self.table.get(&guard, id));
+        let is_charged = self.to_unshare.charges_copies() && !is_clean;
+        if is_charged {
+            let _ = self.mapper.space().protect(page, PAGE_SIZE, false);
+        }
+        match self.mapper.space().unshare(page, PAGE_SIZE) {
+            Ok(()) if is_charged => self.budget.quota().sub_others(PAGE_SIZE as u64),
+            Ok(()) => {}
+            // The program has made it read-only, and the kernel copies it only for a write.
+            Err(_) => self.keep_shared(&mut guard, id, key, LruList::Pinned),
+        }
+    }
+
+    /// Refuses the block of a page that stays shared, for the reason that `list` names.
+    fn keep_shared(&self, guard: &mut ShardGuard<'_>, id: FolioId, key: u64, list: LruList) {
+        let order = self.table.get(guard, id).order().min(self.config.block_order);
+        let id = self.table.carve(guard, id, key, order, self.backing);
+        self.table.get(guard, id).refused.set(list);
+        self.table.list_by_state(guard, id);
+        self.budget.note_refusal();
     }
 
     /// Returns whether a mapped page, shared by a fork, would be refused once it was private. Then
