@@ -55,6 +55,19 @@ static void before(void) {
     use(p);
 }
 
+/* Memory before it was touched in a row, which is when more than the touched page may be filled: to the middle of a block. */
+static void streamed(void) {
+    for (size_t odd = 0; odd < 8; odd++) {
+        char *p = map(LEN), *own = p + OWN - odd * PAGE;
+        for (char *at = p; at < own; at += PAGE) *at = 1;
+        struct uffdio_register range = {.range = {(uintptr_t)own, OWN_LEN}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+        NEED(!ioctl(uffd, UFFDIO_REGISTER, &range));
+        for (char *at = own; at < own + OWN_LEN; at += PAGE) NEED(*at == 77);
+        for (char *at = p; at < own; at += PAGE) NEED(*at == 1);
+        NEED(!munmap(p, LEN));
+    }
+}
+
 static void after(int by_number) {
     char *p = map(LEN);
     fill(p, LEN, 3);
@@ -200,6 +213,7 @@ int main(int argc, char **argv) {
     else if (is(argv[1], "sources")) sources();
     else if (is(argv[1], "misplaced")) misplaced();
     else if (begin(), is(argv[1], "before")) before();
+    else if (is(argv[1], "streamed")) streamed();
     else if (is(argv[1], "after")) after(0);
     else if (is(argv[1], "by_number")) after(1);
     else return 2;

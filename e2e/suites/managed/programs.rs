@@ -169,6 +169,8 @@ fn memory_of_the_programs_own_userfaultfd_stays_its_own() {
     assert_right("userfault", 16, &["before", "after", "by_number", "before:bare", "after:bare"]);
     let others = ["signals", "protects", "sources", "misplaced", "signals:bare", "sources:bare"];
     assert_right("userfault", 16, &others);
+    assert_right("userfault", 4, &["streamed"]);
+    assert_right_with(&["--resident", "8M", "--paging", "guard"], "userfault", 4, &["streamed"]);
 }
 
 /// A fork, or a call that changes mappings, blocks in the kernel until a thread of the program has

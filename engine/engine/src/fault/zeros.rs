@@ -9,7 +9,11 @@
 //! - A write to a page of zeros ends the protection. The kernel then makes a page in its place.
 //!
 //! Elsewhere each touch fills the window that the streams of loads advise.
+//!
+//! Once the program has a userfaultfd of its own, each touch fills its page alone (with page
+//! protection, its block): the program expects a fault for each page that it has not touched.
 use crate::area::{Area, Areas};
+use crate::config::PagingKind;
 use crate::fault::load::{LoadOutcome, LoadPurpose, Loads, align};
 use crate::fault::readahead::Readahead;
 use crate::folio::index::{FolioId, ShardGuard};
@@ -46,8 +50,13 @@ impl Loads<'_> {
         touch: FirstTouch,
     ) -> LoadOutcome {
         let readahead = Readahead::new(self.engine);
+        let is_exact = self.first_touches.is_exact();
         if !self.mapper.drops_clean() {
-            let order = readahead.advise(key).order;
+            let order = match is_exact {
+                true if self.config.paging == PagingKind::Protection => self.config.block_order,
+                true => Order::PAGE,
+                false => readahead.advise(key).order,
+            };
             let load = self.begin_fill(area, &guard, key, order);
             drop(guard);
             let (outcome, start, end) = self.fill_frame(areas, area, load, key, false);
@@ -62,7 +71,10 @@ impl Loads<'_> {
         let table = self.table;
         let touched = table.tally().mapped() + table.tally().folded();
         let most = unproven_max(touched).saturating_sub(table.unproven());
-        let order = readahead.bound_order(self.first_touches.advise(key, most));
+        let order = match is_exact {
+            true => Order::PAGE,
+            false => readahead.bound_order(self.first_touches.advise(key, most)),
+        };
         let load = self.begin_fill(area, &guard, key, order);
         drop(guard);
         let by_kernel = load.order() == Order::PAGE || touch == FirstTouch::WriteToZeros;
@@ -114,7 +126,8 @@ impl Loads<'_> {
     ) -> Option<LoadOutcome> {
         let readahead = Readahead::new(self.engine);
         let advice = readahead.advise(key);
-        let mut order = self.empty_order(area, guard, key, advice.order);
+        let want = if self.first_touches.is_exact() { Order::PAGE } else { advice.order };
+        let mut order = self.empty_order(area, guard, key, want);
         loop {
             let (start, pages) = (align(key, order), order.pages());
             // Behind the touched page there may be pages of zeros already.

@@ -99,6 +99,12 @@ impl PresentRuns<'_> {
 }
 
 impl Mappings<'_> {
+    /// Fills only what the program touches from now on, because it has a userfaultfd of its own and
+    /// expects a fault for each page that it has not touched.
+    pub fn fill_touched_pages_only(&self) {
+        self.engine.first_touches.be_exact();
+    }
+
     /// Returns whether any part of a range of addresses is managed.
     pub fn touches(&self, range: &Range<usize>) -> bool {
         let pages = pages(range);

@@ -12,6 +12,7 @@
 //! estimate of the memory that was filled in vain. They are bounded ([`unproven_max`]), whatever
 //! the order of touches is. A constant stride above a page never makes a stream.
 use memfold_os::sync::Mutex;
+use memfold_os::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use memfold_os::units::Order;
 
 const STREAMS: usize = 16;
@@ -41,6 +42,8 @@ struct FillStream {
 /// The recent streams of first touches.
 pub struct FirstTouches {
     table: Mutex<FillTable>,
+    /// Whether a touch fills its page alone.
+    is_exact: AtomicBool,
     block: Order,
     largest: Order,
 }
@@ -56,7 +59,18 @@ impl FirstTouches {
     pub fn new(block: Order, largest: Order) -> FirstTouches {
         let streams = [FillStream::default(); STREAMS];
         let table = FillTable { streams, clock: 0, random: 0x9e37_79b9_7f4a_7c15 };
-        FirstTouches { table: Mutex::new(table), block, largest }
+        FirstTouches { table: Mutex::new(table), is_exact: AtomicBool::new(false), block, largest }
+    }
+
+    /// Fills the touched page alone from now on. A program that handles faults itself expects one
+    /// for each page that it has not touched.
+    pub fn be_exact(&self) {
+        self.is_exact.store(true, Relaxed);
+    }
+
+    /// Returns whether a touch fills its page alone.
+    pub fn is_exact(&self) -> bool {
+        self.is_exact.load(Relaxed)
     }
 
     /// Returns the order of the window to fill for a first touch of page `key`, if at most `most`

@@ -223,6 +223,8 @@ impl UsememPlan {
             }
             () => Ok(()),
         }?;
+        // Before a corpus is built, which takes a while.
+        args.peer.iter().try_for_each(|text| parse(text).map(drop)).map_err(Refusal::Usage)?;
         let corpus = args.corpus.find()?;
         // Reading all of it puts it into the page cache, charged to this process.
         CorpusFile::open(&corpus)?;

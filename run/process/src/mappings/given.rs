@@ -131,6 +131,7 @@ impl GivenCalls<'_> {
                 "warning: Memory that the program registers with its own userfaultfd, as libmemfold does, is not folded"
             ),
             UFFDIO_API => {
+                self.pager.mappings().fill_touched_pages_only();
                 if word(arg + FEATURES_AT).is_some_and(|features| features & EVENT_FORK != 0) {
                     self.note_copies();
                 }
