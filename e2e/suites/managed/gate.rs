@@ -204,7 +204,8 @@ fn run_without_userfaultfd_is_right_and_unprivileged() {
         ("small", 16, &["break", "mremap", "reservation", "fork"]),
         ("hard", 48, &["five", "handler", "crash"]),
         ("kinds", 32, &["faults"]),
-        ("apart", 300, &["marked"]),
+        // Its 11 processes are not all folded at the same time on a busy machine.
+        ("apart", 240, &["marked"]),
         // A child that may not open /proc/self/mem loads all its memory.
         ("shut", 32, &["dumpable_memory"]),
     ]);
