@@ -23,7 +23,7 @@ const fn world(name: &'static str, flags: &'static [&'static str]) -> World {
 }
 
 const SWAP: &[&str] = &["--resident", "8M", "--swap-keep-free", "64M", "--swap", "DIR"];
-const NOBODY: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+const AS_OTHER_USER: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
 /// All worlds.
 pub const WORLDS: &[World] = &[
@@ -38,7 +38,7 @@ pub const WORLDS: &[World] = &[
     world("packed", &["--limit", "12M", "--swap-keep-free", "64M", "--swap", "DIR"]),
     world("tiny", &["--limit", "8M"]),
     world("group", &["--group", "programs"]),
-    World { name: "user", before: NOBODY, flags: &["--resident", "8M"], is_remote: false },
+    World { name: "user", before: AS_OTHER_USER, flags: &["--resident", "8M"], is_remote: false },
     World { name: "namespace", before: &["unshare", "-Ur"], flags: SWAP, is_remote: false },
     World { name: "remote", before: &[], flags: SWAP, is_remote: true },
 ];

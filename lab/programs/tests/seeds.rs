@@ -1,6 +1,8 @@
 //! A fixed set of generated programs, each in one world, and programs that memfold once ran wrongly.
 //! `make programs` draws new ones.
-use std::path::{Path, PathBuf};
+use memfold_testkit::scratch::Scratch;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Programs of the fixed set: each world has several.
@@ -33,21 +35,18 @@ fn c1_generated_programs_find_every_byte_in_every_world() {
 #[test]
 fn c1_programs_that_went_wrong_once_print_what_they_print_plainly() {
     let Some(bin) = built() else { return };
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let place = std::env::temp_dir().join(format!("memfold-test-found-{}", std::process::id()));
-    std::fs::create_dir(&place).unwrap();
-    for file in std::fs::read_dir(directory.join("found")).unwrap() {
-        let source = file.unwrap().path();
-        let program = place.join(source.file_stem().unwrap());
-        let mut compiler = Command::new("gcc");
-        compiler.args(["-O1", "-pthread", "-I"]).arg(directory.join("runtime"));
-        compiler.arg("-I").arg(directory.join("../../e2e/programs")).arg("-o").arg(&program);
-        assert!(compiler.arg(&source).status().unwrap().success(), "{source:?}");
+    const RUNTIME: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/runtime");
+    const COMMON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/programs");
+    let scratch = Scratch::new();
+    for file in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/found")).unwrap() {
+        let file = file.unwrap().path();
+        let (name, source) = (file.file_stem().unwrap(), fs::read_to_string(&file).unwrap());
+        let flags = ["-pthread", "-I", RUNTIME, "-I", COMMON];
+        let program = scratch.compile(name.to_str().unwrap(), &source, &flags);
         let plain = Command::new(&program).output().unwrap();
         let mut run = Command::new(bin.join("memfold"));
-        let managed = run.args(["run", "--limit", "8M", "--"]).arg(&program).output().unwrap();
-        assert_eq!(managed.status, plain.status, "{source:?}: {managed:?}");
-        assert_eq!(managed.stdout, plain.stdout, "{source:?}: {managed:?}");
+        let managed = run.args(["run", "--limit", "8M", "--", &program]).output().unwrap();
+        assert_eq!(managed.status, plain.status, "{file:?}: {managed:?}");
+        assert_eq!(managed.stdout, plain.stdout, "{file:?}: {managed:?}");
     }
-    std::fs::remove_dir_all(place).unwrap();
 }

@@ -50,13 +50,8 @@ impl Loads<'_> {
         touch: FirstTouch,
     ) -> LoadOutcome {
         let readahead = Readahead::new(self.engine);
-        let is_exact = self.first_touches.is_exact();
         if !self.mapper.drops_clean() {
-            let order = match is_exact {
-                true if self.config.paging == PagingKind::Protection => self.config.block_order,
-                true => Order::PAGE,
-                false => readahead.advise(key).order,
-            };
+            let order = self.fill_order(readahead.advise(key).order);
             let load = self.begin_fill(area, &guard, key, order);
             drop(guard);
             let (outcome, start, end) = self.fill_frame(areas, area, load, key, false);
@@ -71,10 +66,8 @@ impl Loads<'_> {
         let table = self.table;
         let touched = table.tally().mapped() + table.tally().folded();
         let most = unproven_max(touched).saturating_sub(table.unproven());
-        let order = match is_exact {
-            true => Order::PAGE,
-            false => readahead.bound_order(self.first_touches.advise(key, most)),
-        };
+        let advised = readahead.bound_order(self.first_touches.advise(key, most));
+        let order = self.fill_order(advised);
         let load = self.begin_fill(area, &guard, key, order);
         drop(guard);
         let by_kernel = load.order() == Order::PAGE || touch == FirstTouch::WriteToZeros;
@@ -86,6 +79,16 @@ impl Loads<'_> {
             false => load,
         };
         self.fill_frame(areas, area, load, key, true).0
+    }
+
+    /// Returns the order of the window to fill where streams advise `advised`: the least one if only
+    /// what is touched may be filled.
+    fn fill_order(&self, advised: Order) -> Order {
+        match self.first_touches.is_exact() {
+            true if self.config.paging == PagingKind::Protection => self.config.block_order,
+            true => Order::PAGE,
+            false => advised,
+        }
     }
 
     /// Makes a `Loading` folio of the largest empty window around `key`, at most of order `want`.
@@ -126,8 +129,7 @@ impl Loads<'_> {
     ) -> Option<LoadOutcome> {
         let readahead = Readahead::new(self.engine);
         let advice = readahead.advise(key);
-        let want = if self.first_touches.is_exact() { Order::PAGE } else { advice.order };
-        let mut order = self.empty_order(area, guard, key, want);
+        let mut order = self.empty_order(area, guard, key, self.fill_order(advice.order));
         loop {
             let (start, pages) = (align(key, order), order.pages());
             // Behind the touched page there may be pages of zeros already.

@@ -251,14 +251,9 @@ impl Lru {
     pub fn rebalance(&self) {
         while self.pages(LruList::Active) > self.pages(LruList::Inactive) {
             let mut ends = self.ends.lock();
-            let id = ends[LruList::Active as usize].tail;
-            if id == 0 {
+            // SAFETY: the lock of the ends is held.
+            if !unsafe { self.move_tail(&mut ends, LruList::Active, LruList::Inactive) } {
                 return;
-            }
-            // SAFETY: the lock of the ends is held, and listed ids have links.
-            unsafe {
-                self.unlink(&mut ends, id);
-                self.enter(&mut ends, id, LruList::Inactive);
             }
         }
     }
@@ -270,17 +265,25 @@ impl Lru {
             return;
         }
         let mut ends = self.ends.lock();
-        loop {
-            let id = ends[LruList::Held as usize].tail;
-            if id == 0 {
-                return;
-            }
-            // SAFETY: the lock of the ends is held, and listed ids have links.
+        // SAFETY: the lock of the ends is held.
+        while unsafe { self.move_tail(&mut ends, LruList::Held, LruList::Active) } {}
+    }
+
+    /// Moves the tail of `from` to the head of `to`. Returns `false` if `from` is empty.
+    ///
+    /// # Safety
+    /// - The caller holds the lock of the ends.
+    unsafe fn move_tail(&self, ends: &mut [ListEnds; LISTS], from: LruList, to: LruList) -> bool {
+        let id = ends[from as usize].tail;
+        if id != 0 {
+            // SAFETY: the caller holds the lock of the ends, and listed ids have links. The folio is
+            // on no list between the two calls.
             unsafe {
-                self.unlink(&mut ends, id);
-                self.enter(&mut ends, id, LruList::Active);
+                self.unlink(ends, id);
+                self.enter(ends, id, to);
             }
         }
+        id != 0
     }
 
     /// # Safety

@@ -131,10 +131,9 @@ struct UsememPlan {
 /// was wrong, a run failed or, with `--check`, a row is short. Every kernel setting is restored.
 pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
     guard::install()?;
-    let plan = UsememPlan::new(args)?;
     let (mut pagers, mut left_out) = (Vec::new(), Vec::new());
-    let peers: Vec<&str> = plan.args.peer.iter().map(String::as_str).collect();
-    for text in if peers.is_empty() { default_peers(plan.args.quick) } else { peers.clone() } {
+    let peers: Vec<&str> = args.peer.iter().map(String::as_str).collect();
+    for text in if peers.is_empty() { default_peers(args.quick) } else { peers.clone() } {
         for pager in parse(text).map_err(Refusal::Usage)? {
             match why_not(&pager) {
                 Ok(()) => pagers.push(pager),
@@ -143,6 +142,7 @@ pub fn usemem(args: UsememArgs) -> anyhow::Result<i32> {
             }
         }
     }
+    let plan = UsememPlan::new(args)?;
     let kernel = pagers.iter().any(|pager| !matches!(pager, PagerSetting::Memfold { .. }));
     if kernel {
         guard::open_journal(Path::new(JOURNAL_PATH))?;
@@ -223,8 +223,6 @@ impl UsememPlan {
             }
             () => Ok(()),
         }?;
-        // Before a corpus is built, which takes a while.
-        args.peer.iter().try_for_each(|text| parse(text).map(drop)).map_err(Refusal::Usage)?;
         let corpus = args.corpus.find()?;
         // Reading all of it puts it into the page cache, charged to this process.
         CorpusFile::open(&corpus)?;
